@@ -1,0 +1,80 @@
+"""The protocol between the training loop and a backend. The loop and the jobs know nothing else of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.data.batch import Batch
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A rectangular part of a tensor in the published layout: published[offset : offset + tensor.shape]."""
+
+    kind: str  # "param" | "exp_avg" | "exp_avg_sq" | "grad" | "output"
+    name: str  # published name
+    shape: tuple[int, ...]  # of the whole published tensor
+    offset: tuple[int, ...]
+    tensor: Tensor
+
+
+class TensorSource(Protocol):
+    """Where a backend reads tensors from: fresh initial values, a Hugging Face directory or a sharded checkpoint."""
+
+    def read(self, kind: str, name: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...]) -> Tensor:
+        """published[offset : offset + extent] as a CPU tensor, in whatever dtype is stored. `shape` is the whole's.
+
+        Raises UserError if the tensor is missing or has another shape.
+        """
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step reports; the same numbers on every rank."""
+
+    loss_sum: float  # over all supervised tokens of the global batch, in nats
+    num_tokens: int  # supervised tokens of the global batch
+    grad_norm: float  # before clipping, global
+    bad_samples: tuple[int, ...] = ()  # sample ids of micro-batches whose loss is not finite (this rank's data-parallel peers included)
+    bad_rank: int | None = None  # the first rank that saw one
+
+
+class Backend(Protocol):
+    """A model, its optimizer and its layout on this rank."""
+
+    dp_rank: int
+    dp_size: int
+    parameters_total: int  # of the whole model, tied tensors counted once
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        """Forward, backward and update over this rank's micro-batches of one global batch.
+
+        The loss is the sum over all supervised tokens of the global batch divided by their number. If the loss or the
+        gradient norm is not finite, nothing is updated.
+        """
+
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        """Loss sum in nats and number of supervised tokens, summed over all ranks; the same on every rank."""
+
+    def forward(self, batches: Sequence[Batch], grad: bool) -> Iterator[Slice]:
+        """Logits of this rank's micro-batches, as slices of kind "output" named "logits"... see jobs/forward.py."""
+
+    def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
+        """This rank's share of the model's tensors; over all ranks every element of every tensor comes exactly once.
+
+        "param" is the fp32 main copy where there is one. `exp_avg` and `exp_avg_sq` have the parameters' names and shapes.
+        Collective: all ranks iterate together. Tensors may be views that the next step overwrites.
+        """
+
+    def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
+        """Fill the model (and its optimizer) from a source, in place. Collective."""
+
+    def optimizer_step(self) -> int:
+        """Updates made so far (Adam's step count)."""
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Continue counting from here, after `load_state`."""

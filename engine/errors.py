@@ -1,0 +1,13 @@
+"""The errors a user is meant to read, and the exit codes of a run."""
+
+from __future__ import annotations
+
+EXIT_USER = 2
+EXIT_INTERRUPTED = 75
+
+
+class UserError(Exception):
+    """A mistake outside Zooforge: one line that says what is wrong, where, and what would be right.
+
+    The controller and the workers print it without a traceback and exit with 2. Anything else that escapes is a bug.
+    """

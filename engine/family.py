@@ -1,0 +1,40 @@
+"""What a model family declares about itself, free of torch: `zoo.<family>.FAMILY`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from engine.errors import UserError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's card. Dotted names are `module:attribute` and are imported only by who needs them."""
+
+    name: str  # the import name: zoo.<name>
+    shelf: str  # llm | vlm | diffusion | embodied
+    model_type: str  # in a published config.json
+    config: str  # dataclass of the published config keys and their defaults, free of torch
+    reference: str  # the reference implementation's model class
+    reference_config: str
+    weights: str  # function(config) -> engine.checkpoint.weight_map.WeightMap, free of torch
+    megatron: str  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
+    tasks: tuple[str, ...]
+
+
+def load_dotted(dotted: str) -> Any:
+    """Import `module:attribute`."""
+    module, _, attribute = dotted.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def load_family(name: str) -> Family:
+    """The card of `zoo.<name>`; a `UserError` if there is no such family."""
+    try:
+        return import_module(f"zoo.{name}").FAMILY
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != f"zoo.{name}":
+            raise
+        raise UserError(f"'{name}' is not a model family; `zoo list` shows them") from None
