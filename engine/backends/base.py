@@ -9,6 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.data.batch import Batch
+from engine.family import Family
+from engine.schema import Run
+from hardware.base import Hardware
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ class StepResult:
     bad_rank: int | None = None  # the first rank that saw one
 
 
+@dataclass(frozen=True)
+class ForwardResult:
+    """What `job=forward` needs. The last pipeline stage's first tensor-parallel rank holds the logits, others None."""
+
+    logits: list[Tensor] | None  # for each batch: fp32 [B, S, vocab_size] on the CPU, padding of the vocabulary cut off
+    loss_sum: float  # over all ranks
+    num_tokens: int
+
+
 class Backend(Protocol):
     """A model, its optimizer and its layout on this rank."""
 
@@ -60,14 +72,19 @@ class Backend(Protocol):
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
         """Loss sum in nats and number of supervised tokens, summed over all ranks; the same on every rank."""
 
-    def forward(self, batches: Sequence[Batch], grad: bool) -> Iterator[Slice]:
-        """Logits of this rank's micro-batches, as slices of kind "output" named "logits"... see jobs/forward.py."""
+    def forward(self, batches: Sequence[Batch], grad: bool) -> ForwardResult:
+        """Logits of this rank's micro-batches, and the loss over all ranks. Collective.
+
+        With `grad`, the gradients of the mean loss over all supervised tokens are kept for `state(("grad",))`; the
+        backend must have been built with mode "forward".
+        """
 
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         """This rank's share of the model's tensors; over all ranks every element of every tensor comes exactly once.
 
         "param" is the fp32 main copy where there is one. `exp_avg` and `exp_avg_sq` have the parameters' names and shapes.
-        Collective: all ranks iterate together. Tensors may be views that the next step overwrites.
+        "grad" comes after `forward(..., grad=True)`. Collective: all ranks iterate together. Tensors may be views that
+        the next step overwrites.
         """
 
     def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
@@ -78,3 +95,13 @@ class Backend(Protocol):
 
     def set_optimizer_step(self, step: int) -> None:
         """Continue counting from here, after `load_state`."""
+
+
+class Builder(Protocol):
+    """`engine.backends.<name>.build`.
+
+    mode "train": model and optimizer. "forward": fp32-exact model with gradients kept whole, no optimizer. "weights":
+    only holds parameters in `dtype` (convert). The process group is up already; weights are empty until `load_state`.
+    """
+
+    def __call__(self, run: Run, family: Family, hardware: Hardware, mode: str) -> Backend: ...
