@@ -11,3 +11,7 @@ class UserError(Exception):
 
     The controller and the workers print it without a traceback and exit with 2. Anything else that escapes is a bug.
     """
+
+
+class Interrupted(Exception):
+    """The job saved and stopped because a signal asked it to; exit 75, and `checkpoint.resume` goes on."""

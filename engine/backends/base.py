@@ -14,6 +14,9 @@ from engine.schema import Run
 from hardware.base import Hardware
 
 
+TRAINED = ("param", "exp_avg", "exp_avg_sq")  # the kinds that a training checkpoint holds
+
+
 @dataclass(frozen=True)
 class Slice:
     """A rectangular part of a tensor in the published layout: published[offset : offset + tensor.shape]."""
@@ -28,7 +31,9 @@ class Slice:
 class TensorSource(Protocol):
     """Where a backend reads tensors from: fresh initial values, a Hugging Face directory or a sharded checkpoint."""
 
-    def read(self, kind: str, name: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...]) -> Tensor:
+    def read(
+        self, kind: str, name: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...]
+    ) -> Tensor:
         """published[offset : offset + extent] as a CPU tensor, in whatever dtype is stored. `shape` is the whole's.
 
         Raises UserError if the tensor is missing or has another shape.
@@ -42,7 +47,9 @@ class StepResult:
     loss_sum: float  # over all supervised tokens of the global batch, in nats
     num_tokens: int  # supervised tokens of the global batch
     grad_norm: float  # before clipping, global
-    bad_samples: tuple[int, ...] = ()  # sample ids of micro-batches whose loss is not finite (this rank's data-parallel peers included)
+    bad_samples: tuple[
+        int, ...
+    ] = ()  # sample ids of micro-batches whose loss is not finite (this rank's data-parallel peers included)
     bad_rank: int | None = None  # the first rank that saw one
 
 

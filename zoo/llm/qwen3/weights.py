@@ -27,7 +27,9 @@ def published(config: Qwen3Config) -> dict[str, Shape]:
         "mlp.down_proj.weight": (hidden, ffn),
     }
     if config.attention_bias:
-        layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))}
+        layer |= {
+            f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))
+        }
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for i in range(config.num_hidden_layers):
         tensors |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
@@ -69,7 +71,11 @@ def weight_map(config: Qwen3Config) -> WeightMap:
         Rule(DECODER + "self_attention.linear_qkv.weight", lambda tp: qkv("weight"), "rows"),
         Rule(DECODER + "self_attention.q_layernorm.weight", lambda tp: whole(LAYER + "self_attn.q_norm.weight")),
         Rule(DECODER + "self_attention.k_layernorm.weight", lambda tp: whole(LAYER + "self_attn.k_norm.weight")),
-        Rule(DECODER + "self_attention.linear_proj.weight", lambda tp: whole(LAYER + "self_attn.o_proj.weight"), "columns"),
+        Rule(
+            DECODER + "self_attention.linear_proj.weight",
+            lambda tp: whole(LAYER + "self_attn.o_proj.weight"),
+            "columns",
+        ),
         Rule(DECODER + "pre_mlp_layernorm.weight", lambda tp: whole(LAYER + "post_attention_layernorm.weight")),
         Rule(DECODER + "mlp.linear_fc1.weight", gate_up, "rows"),
         Rule(DECODER + "mlp.linear_fc2.weight", lambda tp: whole(LAYER + "mlp.down_proj.weight"), "columns"),

@@ -1,0 +1,78 @@
+"""What a job is given: the frozen run, its family and hardware, this rank's place, and where to put things."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.backends.base import Backend
+from engine.comm import Comm
+from engine.family import Family, load_dotted, load_family
+from engine.schema import Run
+from hardware.base import Hardware
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+class Context:
+    """One rank of one run."""
+
+    def __init__(self, run: Run, run_dir: Path, hardware: Hardware) -> None:
+        self.run = run
+        self.run_dir = run_dir
+        self.hardware = hardware
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.result: dict[str, Any] = {}
+        self.comm = Comm()
+        self._backend: Backend | None = None
+
+    @property
+    def family(self) -> Family:
+        return load_family(self.run.family)
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The published keys of this run's model, as config.json spells them."""
+        return load_dotted("engine.checkpoint.config:to_published")(self.family, self.run.model)
+
+    def log(self, text: str) -> None:
+        """A line for the user, from rank 0."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def start_distributed(self) -> None:
+        """Bring the process group up; a world of one has one too, since backends ask it."""
+        self.hardware.set_device(self.local_rank)
+        if not dist.is_initialized():
+            store = None if self.world > 1 else dist.HashStore()
+            dist.init_process_group(
+                self.hardware.dist_backend,
+                rank=self.rank,
+                world_size=self.world,
+                store=store,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+        self.comm = Comm(self.hardware.device(self.local_rank))
+
+    def build_backend(self, mode: str) -> Backend:
+        """The run's backend, without weights yet. See `engine.backends.base.Builder` for the modes."""
+        self.start_distributed()
+        torch.manual_seed(self.run.seed)
+        module = import_module(f"engine.backends.{self.run.backend}")
+        self._backend = module.build(self.run, self.family, self.hardware, mode)
+        return self._backend
+
+    def close(self) -> None:
+        """Take the process group down in order, so that no rank waits for one that has left."""
+        if self._backend is not None and hasattr(self._backend, "close"):
+            self._backend.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,149 @@
+"""`job=forward`: the parity door. A batch in, the model's outputs, loss and gradients out, in published names.
+
+`data.inputs` is a safetensors file with the names of the reference's forward: `input_ids` [B, S] int64 and optionally
+`attention_mask` [B, S] (1 keeps; padding at either end of a row), `position_ids` [B, S] (a restart at 0 begins a packed
+document) and `labels` [B, S] (not shifted; -100 is ignored). `outputs.safetensors` in the run folder holds `logits`
+[B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, where labels are given) and,
+with `grad=true`, `grad.<published name>`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.backends.base import Backend, ForwardResult, Slice
+from engine.checkpoint.sharded import ShardedSource, save_sharded
+from engine.context import Context
+from engine.data.batch import IGNORE, Batch, rows_to_batch
+from engine.errors import UserError
+from engine.jobs.train import load_start_weights
+
+KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
+
+
+def run(context: Context) -> None:
+    """Write `outputs.safetensors`."""
+    settings = context.run
+    inputs = read_inputs(Path(settings.data.inputs), settings.model.vocab_size)
+    if settings.grad and "labels" not in inputs:
+        raise UserError(f"grad=true needs a loss, and {settings.data.inputs} holds no 'labels'")
+    backend = context.build_backend("forward")
+    load_start_weights(context, backend)
+    rows = inputs["input_ids"].shape[0]
+    batches = split(inputs, backend.dp_rank, backend.dp_size, settings.data.micro_batch_size)
+    result = backend.forward(batches, settings.grad)
+    parts = context.run_dir / "parts"
+    shape = (rows, inputs["input_ids"].shape[1], settings.model.vocab_size)
+    save_sharded(parts, _slices(backend, result, batches, shape, settings.grad), {}, context.comm)
+    if context.rank == 0:
+        out = context.run_dir / "outputs.safetensors"
+        outputs = _collect(ShardedSource(parts), inputs, shape)
+        if "labels" in inputs:
+            loss = result.loss_sum / result.num_tokens if result.num_tokens else float("nan")
+            outputs["loss"] = torch.tensor(loss, dtype=torch.float32)
+            context.result["loss"] = loss
+        save_file(outputs, out)
+        shutil.rmtree(parts)
+        context.result["outputs"] = str(out)
+        context.log(f"wrote {out}: {', '.join(sorted(outputs)[-3:])} ({len(outputs)} tensors)")
+    context.comm.barrier()
+
+
+def read_inputs(path: Path, vocab_size: int) -> dict[str, Tensor]:
+    """The batch of `data.inputs`, checked."""
+    try:
+        inputs = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"data.inputs={path} is not a readable safetensors file: {error}") from None
+    if unknown := sorted(set(inputs) - set(KNOWN)):
+        raise UserError(f"{path} holds {', '.join(unknown)}; job=forward reads {', '.join(KNOWN)}")
+    if "input_ids" not in inputs or inputs["input_ids"].dim() != 2 or inputs["input_ids"].numel() == 0:
+        raise UserError(f"{path} needs 'input_ids' of shape [rows, tokens], at least one of each")
+    shape = inputs["input_ids"].shape
+    if wrong := [f"{k} {list(t.shape)}" for k, t in inputs.items() if t.shape != shape]:
+        raise UserError(f"{path}: {', '.join(wrong)} should have the shape of input_ids, {list(shape)}")
+    inputs = {name: tensor.long() for name, tensor in inputs.items()}
+    for name in ("input_ids", "labels"):
+        if name in inputs and _outside(inputs[name], vocab_size, ignore=name == "labels"):
+            raise UserError(f"{path}: {name} must lie in [0, {vocab_size}) (vocab_size)")
+    _check_mask(inputs, path)
+    return inputs
+
+
+def _outside(tokens: Tensor, vocab_size: int, ignore: bool) -> bool:
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    return bool((bad & (tokens != IGNORE)).any() if ignore else bad.any())
+
+
+def _check_mask(inputs: dict[str, Tensor], path: Path) -> None:
+    """Only padding at the ends of a row can be told from tokens without an S x S mask."""
+    if "attention_mask" not in inputs:
+        return
+    kept = inputs["attention_mask"] != 0
+    changes = (kept[:, 1:] != kept[:, :-1]).sum(1)
+    holes = (changes > 2) | ((changes == 2) & kept[:, 0])
+    if bool(holes.any()):
+        raise UserError(f"{path}: attention_mask may be 0 only at the beginning and the end of a row")
+
+
+def split(inputs: dict[str, Tensor], dp_rank: int, dp_size: int, micro_batch_size: int) -> list[Batch]:
+    """This rank's micro-batches; every rank gets as many, filled up with rows without labels (sample id -1)."""
+    rows, length = inputs["input_ids"].shape
+    size = min(micro_batch_size, -(-rows // dp_size))
+    count = -(-rows // (size * dp_size))
+    labels = torch.full((rows, length), IGNORE)
+    if "labels" in inputs:
+        labels[:, :-1] = inputs["labels"][:, 1:]
+    starts = document_starts(inputs)
+    if "attention_mask" in inputs:
+        kept = inputs["attention_mask"] != 0
+        labels[~kept] = IGNORE
+    batches = []
+    for micro in range(count):
+        first = (dp_rank * count + micro) * size
+        index = [i if i < rows else -1 for i in range(first, first + size)]
+        take = torch.tensor([max(i, 0) for i in index])
+        batch_labels = labels[take].clone()
+        batch_labels[torch.tensor(index) < 0] = IGNORE
+        batches.append(rows_to_batch(inputs["input_ids"][take], batch_labels, starts[take], index))
+    return batches
+
+
+def document_starts(inputs: dict[str, Tensor]) -> Tensor:
+    """bool [B, S]: where `position_ids` restart at 0, and where padding begins or ends."""
+    starts = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    if "position_ids" in inputs:
+        starts |= inputs["position_ids"] == 0
+    if "attention_mask" in inputs:
+        kept = inputs["attention_mask"] != 0
+        starts[:, 1:] |= kept[:, 1:] != kept[:, :-1]
+    return starts
+
+
+def _slices(
+    backend: Backend, result: ForwardResult, batches: list[Batch], shape: tuple[int, int, int], grad: bool
+) -> Iterator[Slice]:
+    for batch, logits in zip(batches, result.logits or [], strict=False):
+        for row, sample in enumerate(batch.sample_ids):
+            if sample >= 0:
+                yield Slice("output", "logits", shape, (sample, 0, 0), logits[row : row + 1])
+    if grad:
+        yield from backend.state(("grad",))
+
+
+def _collect(source: ShardedSource, inputs: dict[str, Tensor], shape: tuple[int, int, int]) -> dict[str, Tensor]:
+    """Whole tensors out of the ranks' slices."""
+    outputs = {}
+    for kind, name, whole in source.tensors():
+        key = name if kind == "output" else f"grad.{name}"
+        outputs[key] = source.read(kind, name, whole, (0,) * len(whole), whole).contiguous()
+    if "attention_mask" in inputs:
+        outputs["logits"][inputs["attention_mask"] == 0] = 0
+    return outputs

@@ -1,0 +1,60 @@
+"""`job=sample`: continue a prompt with the reference implementation, from a Hugging Face directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.context import Context
+from engine.errors import UserError
+from engine.family import load_dotted
+
+
+def run(context: Context) -> None:
+    """Print a continuation of `prompt`."""
+    settings = context.run
+    if context.rank != 0:
+        return
+    text = generate(
+        context,
+        Path(settings.model.weights),
+        settings.prompt or "",
+        settings.job.max_new_tokens,
+        settings.job.temperature,
+        settings.job.top_k,
+    )
+    context.result |= {"prompt": settings.prompt, "text": text}
+    print(f"{settings.prompt}{text}", flush=True)
+
+
+def continuation(context: Context, folder: Path) -> dict[str, str]:
+    """The text sample at the end of a training run."""
+    job = context.run.job
+    text = generate(context, folder, job.sample_prompt, job.sample_tokens, temperature=0.8, top_k=50)
+    return {"prompt": job.sample_prompt, "text": text}
+
+
+def generate(context: Context, folder: Path, prompt: str, tokens: int, temperature: float, top_k: int) -> str:
+    """Up to `tokens` new tokens after `prompt`; temperature 0 is greedy. Only local files are read."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no usable tokenizer in {folder}: {str(error).splitlines()[0]}") from None
+    device = context.hardware.device(context.local_rank)
+    model_class = load_dotted(context.family.reference)
+    model = model_class.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if inputs["input_ids"].shape[1] == 0:
+        raise UserError("prompt holds no token; give at least one character")
+    torch.manual_seed(context.run.seed)
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature > 0 else {"do_sample": False}
+    )
+    with torch.inference_mode():
+        output = model.generate(
+            **inputs.to(device), max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id or 0, **sampling
+        )
+    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,0 +1,172 @@
+"""The training loop, the same for both backends."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.backends.base import TRAINED, Backend, StepResult
+from engine.checkpoint.hf import export_run
+from engine.checkpoint.manager import CheckpointManager
+from engine.context import Context
+from engine.data.loader import DataModule
+from engine.errors import Interrupted, UserError
+from engine.jobs.sample import continuation
+from engine.metrics.progress import Progress
+from engine.metrics.writer import MetricsWriter
+from engine.schedule import learning_rate
+
+
+@dataclass
+class Start:
+    """Where a run begins: at nothing, or where a checkpoint left off."""
+
+    step: int = 0
+    tokens: int = 0
+    best_val_loss: float | None = None
+    data_state: dict[str, Any] | None = None
+    folder: Path | None = None
+
+
+class Loop:
+    """Steps, validation, checkpoints and what the user sees of them."""
+
+    def __init__(
+        self,
+        context: Context,
+        backend: Backend,
+        data: DataModule,
+        manager: CheckpointManager,
+        metrics: MetricsWriter | None,
+        start: Start,
+    ) -> None:
+        self.context, self.run_config = context, context.run
+        self.backend, self.data, self.manager, self.metrics = backend, data, manager, metrics
+        self.step, self.tokens, self.best_val_loss = start.step, start.tokens, start.best_val_loss
+        self.first_step = start.step
+        self.last: dict[str, Any] = {}
+        self.last_val: dict[str, Any] = {}
+        self.saved: Path | None = start.folder
+        self._stop_signal: int | None = None
+
+    def run(self) -> None:
+        """Train to `schedule.steps`, save, export; raises Interrupted when a signal ended it early."""
+        previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        steps, job, settings = self.run_config.schedule.steps, self.run_config.job, self.run_config.checkpoint
+        progress = Progress(self.run_config, self.context.hardware, self.first_step, self.context.rank == 0)
+        try:
+            with progress:
+                while self.step < steps:
+                    row = self._one_step()
+                    progress.step(row)
+                    if self.metrics is not None:
+                        self.metrics.write(row)
+                    if self.step % job.eval_interval == 0 or self.step == steps:
+                        self._validate(progress)
+                    if self.context.comm.any(self._stop_signal is not None):
+                        self._save()
+                        raise Interrupted(f"stopped by a signal after step {self.step}; saved {self.saved}")
+                    if self.step == steps or (settings.save_interval and self.step % settings.save_interval == 0):
+                        self._save()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        self._finish()
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        self._stop_signal = number
+
+    def _one_step(self) -> dict[str, Any]:
+        """One optimizer step; its row of metrics."""
+        begin = time.perf_counter()
+        batches = self.data.train.next_step()
+        ready = time.perf_counter()
+        lr = learning_rate(self.step, self.run_config.optim.lr, self.run_config.schedule)
+        torch.manual_seed(self.run_config.seed + self.step)
+        result = self.backend.train_step(batches, lr)
+        self.step += 1
+        self._check(result)
+        self.tokens += result.num_tokens
+        self.last = {
+            "step": self.step,
+            "loss": result.loss_sum / max(1, result.num_tokens),
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "tokens": self.tokens,
+            "step_tokens": result.num_tokens,
+            "data_wait_s": ready - begin,
+            "step_s": time.perf_counter() - begin,
+        }
+        return self.last
+
+    def _check(self, result: StepResult) -> None:
+        """A loss or gradient that is not finite ends the run; nothing has been updated."""
+        if math.isfinite(result.loss_sum) and math.isfinite(result.grad_norm):
+            return
+        what = "loss" if not math.isfinite(result.loss_sum) else "gradient norm"
+        value = result.loss_sum if what == "loss" else result.grad_norm
+        where = f"step {self.step}" + (f", rank {result.bad_rank}" if result.bad_rank is not None else "")
+        samples = ", ".join(map(str, result.bad_samples)) or "unknown"
+        keep = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
+        raise UserError(
+            f"the {what} is {value} at {where} (samples {samples}); no weight was updated and {keep}; "
+            "a lower optim.lr, a smaller optim.clip_grad or other data would be the first things to try"
+        )
+
+    def _validate(self, progress: Progress) -> None:
+        """Loss over the held-out rows, in nats per token and bits per byte."""
+        held_out = self.data.held_out
+        if held_out is None:
+            return
+        rows = self.run_config.job.eval_rows
+        loss_sum, tokens = self.backend.evaluate(held_out.batches(rows))
+        row = {"step": self.step, "val_loss": loss_sum / max(1, tokens), "val_tokens": tokens}
+        label_bytes = held_out.label_bytes(rows)
+        if label_bytes:
+            row["val_bits_per_byte"] = loss_sum / math.log(2) / label_bytes
+        self.last_val = row
+        progress.validation(row)
+        if self.metrics is not None:
+            self.metrics.write(row)
+
+    def _save(self) -> None:
+        """A checkpoint of this step; every rank takes part."""
+        val_loss = self.last_val.get("val_loss")
+        if val_loss is not None:
+            self.best_val_loss = min(val_loss, self.best_val_loss or math.inf)
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "optimizer_step": self.backend.optimizer_step(),
+            "best_val_loss": self.best_val_loss,
+            "val_loss": val_loss,
+            "data": self.data.train.state(self.step),
+        }
+        self.saved = self.manager.save(self.step, self.backend.state(TRAINED), state)
+
+    def _finish(self) -> None:
+        """Export the model, let it speak."""
+        if not self.run_config.checkpoint.export_hf or self.saved is None:
+            return
+        if self.context.rank == 0:
+            out = export_run(self.context, self.saved)
+            self.context.result["hf"] = str(out)
+            self.context.result["sample"] = continuation(self.context, out)
+        self.context.comm.barrier()
+
+    def summary(self) -> dict[str, Any]:
+        """What result.json says of the run."""
+        return {
+            "step": self.step,
+            "loss": self.last.get("loss"),
+            **{k: v for k, v in self.last_val.items() if k != "step"},
+            "tokens": self.tokens,
+            "checkpoint": str(self.saved) if self.saved else None,
+            "memory_peak_bytes": self.context.hardware.memory().peak,
+        }
