@@ -3,7 +3,7 @@
 `data.inputs` is a safetensors file with the names of the reference's forward: `input_ids` [B, S] int64 and optionally
 `attention_mask` [B, S] (1 keeps; padding at either end of a row), `position_ids` [B, S] (a restart at 0 begins a packed
 document) and `labels` [B, S] (not shifted; -100 is ignored). `outputs.safetensors` in the run folder holds `logits`
-[B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, where labels are given) and,
+[B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, if labels are given) and,
 with `grad=true`, `grad.<published name>`.
 """
 
