@@ -1,0 +1,202 @@
+"""The proof of a family: its reference implementation against `job=forward`, for every family found in the zoo.
+
+A family brings `parity.yaml`, small configurations that hurt; everything else here is the same for all. Expected values
+come from the reference class alone: logits, loss and gradients of random weights that it wrote itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.family import Family, load_dotted, load_family
+from tests.freezing import freeze
+from tests.ranks import Ranks
+
+ZOO = Path(__file__).parent.parent / "zoo"
+
+# name -> (backend, ranks, overrides)
+LAYOUTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "megatron-single": ("megatron", 1, ("parallelism=single",)),
+    "megatron-dp2": ("megatron", 2, ("parallelism=dp2",)),
+    "megatron-tp2": ("megatron", 2, ("parallelism=tp2",)),
+    "megatron-tp2_sp": ("megatron", 2, ("parallelism=tp2_sp",)),
+    "megatron-pp2": ("megatron", 2, ("parallelism=pp2",)),
+    "megatron-tp2_pp2": ("megatron", 4, ("parallelism=tp2_pp2",)),
+    "native-single": ("native", 1, ("parallelism=single",)),
+    "native-ddp2": ("native", 2, ("parallelism=ddp2",)),
+    "native-zero1": ("native", 2, ("parallelism=zero1", "parallelism.dp=2")),
+    "native-fsdp2": ("native", 2, ("parallelism=fsdp2",)),
+    "native-hsdp": ("native", 4, ("parallelism=hsdp", "parallelism.dp=4", "parallelism.shard_size=2")),
+}
+QUICK = ("megatron-tp2_sp", "megatron-tp2_pp2", "native-single", "native-fsdp2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of one family."""
+
+    family: str
+    name: str
+    config: tuple[tuple[str, Any], ...]  # published keys
+
+    @property
+    def published(self) -> dict[str, Any]:
+        return dict(self.config)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.name}"
+
+
+def discover() -> list[tuple[Case, bool]]:
+    """Every case of every family that brings a parity.yaml, and whether it is the family's quick one."""
+    found = []
+    for path in sorted(ZOO.glob("*/*/parity.yaml")):
+        content = yaml.safe_load(path.read_text())
+        for index, (name, changes) in enumerate(content["cases"].items()):
+            merged = content["base"] | (changes or {})
+            found.append((Case(path.parent.name, name, tuple(merged.items())), index == 0))
+    return found
+
+
+def cases_and_layouts(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> list[Any]:
+    """pytest parameters (case, layout); all but the quick case on the quick layouts are marked slow."""
+    return [
+        pytest.param(case, layout, id=f"{case}-{layout}", marks=() if quick and layout in QUICK else pytest.mark.slow)
+        for case, quick in discover()
+        for layout in layouts
+    ]
+
+
+def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch.nn.Module:
+    """The reference model in fp32 with random weights that bite: norms and biases too, and matrices large enough."""
+    config = load_dotted(family.reference_config).from_dict(published | {"model_type": family.model_type})
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = load_dotted(family.reference)(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and not name.endswith("bias"):
+                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
+            else:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@lru_cache(maxsize=8)
+def reference_of(case: Case) -> torch.nn.Module:
+    """`reference`, made once for each case."""
+    return reference(load_family(case.family), case.published)
+
+
+def weights_directory(case: Case, root: Path) -> Path:
+    """What the reference's own save_pretrained writes."""
+    folder = root / f"weights-{case}"
+    if not folder.exists():
+        reference_of(case).save_pretrained(folder)
+    return folder
+
+
+def unpacked_inputs(vocab_size: int) -> dict[str, Tensor]:
+    """Three rows (no multiple of two ranks) of an odd length, some labels ignored, one row with one label only."""
+    generator = torch.Generator().manual_seed(11)
+    tokens = torch.randint(0, vocab_size, (3, 17), generator=generator)
+    labels = tokens.clone()
+    labels[0, 3:6] = -100
+    labels[1, :-1] = -100
+    return {"input_ids": tokens, "labels": labels}
+
+
+DOCUMENTS = ((1, 9, 6, 8), (13, 11))  # lengths of the packed documents of each row; both rows hold 24 tokens
+
+
+def packed_inputs(vocab_size: int) -> dict[str, Tensor]:
+    """Two packed rows; `position_ids` restart with every document, and no label crosses one's end."""
+    generator = torch.Generator().manual_seed(12)
+    tokens = torch.randint(0, vocab_size, (len(DOCUMENTS), sum(DOCUMENTS[0])), generator=generator)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in DOCUMENTS])
+    labels = torch.where(positions == 0, torch.full_like(tokens, -100), tokens)
+    return {"input_ids": tokens, "position_ids": positions, "labels": labels}
+
+
+def expected_unpacked(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reference's own logits, loss and gradients."""
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    return _collect(model, output.logits, output.loss)
+
+
+def expected_packed(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reference run on every document alone; the loss is the mean over all supervised tokens."""
+    model.zero_grad()
+    rows, loss_sum, tokens = [], torch.zeros(()), 0
+    for row, lengths in enumerate(DOCUMENTS):
+        pieces = inputs["input_ids"][row].split(list(lengths))
+        logits = [model(input_ids=piece[None]).logits[0] for piece in pieces]
+        for one, piece in zip(logits, pieces, strict=True):
+            loss_sum = loss_sum + torch.nn.functional.cross_entropy(one[:-1].float(), piece[1:], reduction="sum")
+            tokens += len(piece) - 1
+        rows.append(torch.cat(logits))
+    loss = loss_sum / tokens
+    loss.backward()
+    return _collect(model, torch.stack(rows), loss)
+
+
+def _collect(model: torch.nn.Module, logits: Tensor, loss: Tensor) -> dict[str, Tensor]:
+    gradients = {f"grad.{n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), "loss": loss.detach()} | gradients
+
+
+def forward(
+    ranks: Ranks,
+    case: Case,
+    layout: str,
+    inputs: dict[str, Tensor],
+    root: Path,
+    run: Callable[[Path, int], list[int]] | None = None,
+) -> dict[str, Tensor]:
+    """`job=forward grad=true` in one layout; what it wrote."""
+    backend, world, overrides = LAYOUTS[layout]
+    root.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.contiguous() for k, v in inputs.items()}, root / "batch.safetensors")
+    weights = weights_directory(case, root.parent)
+    config = freeze(
+        root / "run",
+        case.family,
+        "job=forward",
+        "grad=true",
+        f"model.weights={weights}",
+        f"data.inputs={root / 'batch.safetensors'}",
+        "data.micro_batch_size=1",
+        f"backend={backend}",
+        *overrides,
+    )
+    codes = (run or ranks.run)(config, world)
+    assert codes == [0] * world, (config.parent / "result.json").read_text()
+    return load_file(config.parent / "outputs.safetensors")
+
+
+def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Logits 1e-4 absolute, loss 1e-5, every gradient 1e-4 relative (norm-wise); no tensor more or less."""
+    assert set(got) == set(expected), set(got) ^ set(expected)
+    assert got["logits"].shape == expected["logits"].shape
+    assert (got["logits"] - expected["logits"]).abs().max().item() <= 1e-4
+    assert abs(got["loss"].item() - expected["loss"].item()) <= 1e-5
+    far = {
+        name: error
+        for name, wanted in expected.items()
+        if name.startswith("grad.")
+        and (error := ((got[name] - wanted).norm() / wanted.norm().clamp_min(1e-12)).item()) > 1e-4
+    }
+    assert not far, far
