@@ -1,0 +1,141 @@
+"""NVIDIA GPUs: the CUDA runtime, NCCL between processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hardware.base import ChipSpec, Detection, Hardware, HardwareError, MemoryStats
+from hardware.host import gib, usable_cores, with_user_values
+from hardware.nvidia.chips import peak_flops
+
+if TYPE_CHECKING:
+    import torch
+
+CAPABILITIES = frozenset({"compile", "pin_memory", "overlap", "fused_adamw", "tf32"})
+OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class Nvidia(Hardware):
+    name = "nvidia"
+    device_type = "cuda"
+    dist_backend = "nccl"
+
+    def __init__(self, dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia/gpus")) -> None:
+        """`dev` and `driver` are where the kernel driver shows its devices."""
+        self._dev, self._driver = dev, driver
+
+    def detect(self) -> Detection:
+        present = self._present()
+        if not present:
+            return Detection(False, f"the NVIDIA driver shows no GPU in {self._dev} or {self._driver}")
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if chosen is None:
+            return Detection(True, f"the driver shows {present}", devices=present)
+        visible = _visible(chosen, present)
+        why = f"CUDA_VISIBLE_DEVICES={chosen} leaves {visible} of {present} GPUs"
+        return Detection(visible > 0, why, devices=visible)
+
+    def _present(self) -> int:
+        """GPUs that this host (or container: it may see fewer device files than the driver has GPUs) has."""
+        if self._dev.is_dir():
+            files = sum(1 for path in self._dev.iterdir() if re.fullmatch(r"nvidia\d+", path.name))
+            if files:
+                return files
+        return sum(1 for _ in self._driver.iterdir()) if self._driver.is_dir() else 0
+
+    def launch_env(self, local_rank: int, nproc_per_node: int) -> dict[str, str]:
+        return with_user_values({"OMP_NUM_THREADS": str(max(1, usable_cores() // nproc_per_node))})
+
+    def bootstrap(self) -> None:
+        import torch
+
+        if torch.version.cuda is None:
+            raise HardwareError(f"hardware=nvidia: this torch {torch.__version__} has no CUDA; install one that has")
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise HardwareError(f"hardware=nvidia: CUDA {torch.version.cuda} does not start: {reason}") from error
+
+    def device(self, local_rank: int) -> torch.device:
+        import torch
+
+        return torch.device("cuda", local_rank)
+
+    def set_device(self, local_rank: int) -> None:
+        import torch
+
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise HardwareError(f"hardware=nvidia: local rank {local_rank} has no GPU of its own; {count} are visible")
+        torch.cuda.set_device(local_rank)
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def memory(self) -> MemoryStats:
+        import torch
+
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return MemoryStats(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), total)
+
+    def reset_peak_memory(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        import torch
+
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+
+    def memory_report(self) -> str:
+        import torch
+
+        now = self.memory()
+        free, total = torch.cuda.mem_get_info()
+        return (
+            f"tensors of this process hold {gib(now.used)} ({gib(now.peak)} at their peak), its allocator has reserved "
+            f"{gib(torch.cuda.memory_reserved())}; {gib(free)} of the device's {gib(total)} are free"
+        )
+
+    def spec(self) -> ChipSpec:
+        import torch
+
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return ChipSpec(device.name, device.total_memory, peak_flops(device.name))
+
+    def supports(self, capability: str) -> bool:
+        return capability in CAPABILITIES
+
+    def attention(self) -> Any:
+        from hardware.nvidia.attention import NvidiaAttention
+
+        return NvidiaAttention()
+
+    def megatron(self) -> Any:
+        from hardware.megatron import MegatronAdapter
+
+        return MegatronAdapter()
+
+
+def _visible(chosen: str, present: int) -> int:
+    """Devices that CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: entries after the first invalid one do not count."""
+    seen: list[str] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        if entry.isdigit():
+            if int(entry) >= present:
+                break
+        elif not entry.startswith(("GPU-", "MIG-")):
+            break
+        if entry in seen:  # CUDA refuses a list that names a device twice
+            return 0
+        seen.append(entry)
+    return len(seen)

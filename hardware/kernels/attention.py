@@ -1,0 +1,95 @@
+"""Causal attention over packed documents and over equal rows: the interface, and the reference in plain torch.
+
+Shapes: T tokens of all documents one after another, B rows of S tokens, H query heads, K key/value heads (K divides H;
+query head h reads key/value head h // (H / K)), D the head's width. The value's width may differ from the key's.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class Attention(Protocol):
+    """What `Hardware.attention()` returns."""
+
+    def varlen(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        scale: Optional[float] = None,
+    ) -> Tensor:
+        """Causal attention inside each document, [T, H, D].
+
+        `cu_seqlens` is int32 [documents + 1], 0 first and T last, on the tensors' device or on the CPU; `max_seqlen` is
+        the longest document's length; `scale` is 1 / sqrt(D) unless given.
+        """
+
+    def causal(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
+        """Causal attention inside each row, [B, H, S, D]."""
+
+
+# Boundaries are read once for each tensor of them, not once for each layer: on an accelerator every read is a wait.
+_lengths: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def document_lengths(cu_seqlens: Tensor) -> list[int]:
+    """Lengths of the documents between the boundaries `cu_seqlens` [documents + 1]."""
+    if cu_seqlens.device.type == "cpu":
+        return cu_seqlens.diff().tolist()
+    version = -1 if cu_seqlens.is_inference() else cu_seqlens._version
+    known = _lengths.get(cu_seqlens)
+    if known is None or known[0] != version:
+        known = _lengths[cu_seqlens] = (version, cu_seqlens.diff().tolist())
+    return known[1]
+
+
+def causal_attention(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
+    """Causal attention inside each row, [B, H, S, D], by torch's fused attention. No S x S mask is built."""
+    gqa = q_BHSD.shape[1] != k_BKSD.shape[1]
+    return scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, scale=scale, enable_gqa=gqa)
+
+
+def varlen_attention(
+    q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: Optional[float] = None
+) -> Tensor:
+    """Causal attention inside each document, [T, H, D]: one dense call for all documents of a length.
+
+    `max_seqlen` is there for kernels that need it; this one does not. Raises RuntimeError if the documents' lengths do
+    not add up to T.
+    """
+    lengths = document_lengths(cu_seqlens)
+    members: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        members.setdefault(length, []).append(index)
+    if len(members) == 1 and 0 not in members:  # equal documents lie in memory as rows do
+        rows = (len(lengths), lengths[0])
+        return _rows(*(x.unflatten(0, rows) for x in (q_THD, k_TKD, v_TKD)), scale).flatten(0, 1)
+    documents = [x.split(lengths) for x in (q_THD, k_TKD, v_TKD)]
+    out: list[Tensor] = [q_THD.new_empty(0, q_THD.shape[1], v_TKD.shape[-1])] * len(lengths)
+    for length, indices in members.items():
+        if length == 0:
+            continue
+        q, k, v = (torch.stack([x[i] for i in indices]) if len(indices) > 1 else x[indices[0]][None] for x in documents)
+        for index, document in zip(indices, _rows(q, k, v, scale), strict=True):
+            out[index] = document
+    return torch.cat(out)
+
+
+def _rows(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: Optional[float]) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHD, k_BSKD, v_BSKD))
+    return causal_attention(q, k, v, scale).transpose(1, 2)
+
+
+class ReferenceAttention:
+    """Plain torch: exact and differentiable everywhere."""
+
+    varlen = staticmethod(varlen_attention)
+    causal = staticmethod(causal_attention)

@@ -1,0 +1,121 @@
+"""Attention against the textbook: softmax(q k^T) v over the tokens that a mask allows, in float64."""
+
+import math
+
+import pytest
+import torch
+
+from hardware.kernels.attention import causal_attention, document_lengths, varlen_attention
+from hardware.nvidia import Nvidia
+from hardware.nvidia.attention import NvidiaAttention
+
+needs_gpu = pytest.mark.skipif(not Nvidia().detect().available, reason="no NVIDIA GPU")
+
+
+def textbook(q_THD, k_TKD, v_TKD, lengths, scale):
+    """Attention as its definition says, with a T x T mask of documents and order."""
+    tokens, heads = q_THD.shape[:2]
+    document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    order = torch.arange(tokens)
+    allowed = (document[:, None] == document[None, :]) & (order[:, None] >= order[None, :])
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_TKD, v_TKD))
+    scores = torch.einsum("thd,shd->hts", q_THD, k) * scale
+    return torch.einsum("hts,shd->thd", scores.masked_fill(~allowed, -math.inf).softmax(-1), v)
+
+
+def make(tokens, heads, kv_heads, width, value_width, dtype):
+    torch.manual_seed(tokens + heads)
+    shapes = ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    return [torch.randn(tokens, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+CASES = [
+    # lengths, heads, key/value heads, width, width of the value
+    ([7], 4, 4, 8, 8),
+    ([1], 1, 1, 3, 3),
+    ([1, 1, 1], 4, 2, 24, 24),
+    ([5, 1, 12, 5, 1, 30], 4, 1, 24, 24),
+    ([16, 16, 16], 6, 2, 17, 17),
+    ([3, 0, 4, 0], 2, 2, 8, 5),
+    ([130, 1, 129], 8, 2, 64, 64),
+]
+
+
+@pytest.mark.parametrize("attend", [varlen_attention, NvidiaAttention().varlen])
+@pytest.mark.parametrize("lengths, heads, kv_heads, width, value_width", CASES)
+def test_documents_equal_the_textbook(attend, lengths, heads, kv_heads, width, value_width):
+    scale = 0.3
+    q, k, v = make(sum(lengths), heads, kv_heads, width, value_width, torch.float32)
+    expected_inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = textbook(*expected_inputs, lengths, scale)
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    out = attend(q, k, v, cu_seqlens, max(lengths), scale)
+    assert out.shape == expected.shape
+    torch.testing.assert_close(out.double(), expected, atol=5e-6, rtol=0)
+    weight = torch.randn_like(expected)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for ours, theirs in zip((q, k, v), expected_inputs, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows, length, heads, kv_heads, width", [(1, 1, 1, 1, 2), (3, 33, 6, 2, 24), (2, 128, 4, 4, 16)]
+)
+def test_rows_equal_the_textbook_and_the_default_scale(rows, length, heads, kv_heads, width):
+    q, k, v = make(rows * length, heads, kv_heads, width, width, torch.float64)
+    expected = textbook(q, k, v, [length] * rows, width**-0.5)
+    dense = [x.unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v)]
+    torch.testing.assert_close(causal_attention(*dense).transpose(1, 2).flatten(0, 1), expected)
+    cu_seqlens = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
+    torch.testing.assert_close(varlen_attention(q, k, v, cu_seqlens, length), expected)
+
+
+def test_a_later_or_foreign_token_changes_nothing():
+    q, k, v = make(20, 4, 2, 8, 8, torch.float32)
+    cu_seqlens = torch.tensor([0, 6, 20], dtype=torch.int32)
+    before = varlen_attention(q, k, v, cu_seqlens, 14)
+    with torch.no_grad():
+        k[10:] += 1e3
+        v[10:] -= 1e3
+    after = varlen_attention(q, k, v, cu_seqlens, 14)
+    assert torch.equal(before[:10], after[:10])
+    assert not torch.allclose(before[10:], after[10:])
+
+
+def test_only_empty_documents():
+    q, k, v = make(0, 4, 2, 8, 8, torch.float32)
+    for boundaries in ([0, 0], [0, 0, 0]):
+        assert varlen_attention(q, k, v, torch.tensor(boundaries, dtype=torch.int32), 0).shape == (0, 4, 8)
+
+
+def test_boundaries_that_do_not_cover_the_tokens_are_an_error():
+    q, k, v = make(10, 2, 2, 4, 4, torch.float32)
+    with pytest.raises(RuntimeError):
+        varlen_attention(q, k, v, torch.tensor([0, 4, 9], dtype=torch.int32), 5)
+
+
+def test_document_lengths():
+    assert document_lengths(torch.tensor([0, 3, 3, 10], dtype=torch.int32)) == [3, 0, 7]
+    assert document_lengths(torch.tensor([0], dtype=torch.int32)) == []
+
+
+@needs_gpu
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("lengths, heads, kv_heads, width, value_width", CASES)
+def test_flash_documents_equal_the_textbook(lengths, heads, kv_heads, width, value_width, on_host):
+    device, scale = Nvidia().device(0), 0.3
+    half = [x.detach().bfloat16() for x in make(sum(lengths), heads, kv_heads, width, value_width, torch.float32)]
+    expected_inputs = [x.double().requires_grad_() for x in half]
+    q, k, v = (x.to(device).requires_grad_() for x in half)
+    expected = textbook(*expected_inputs, lengths, scale)
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    out = NvidiaAttention().varlen(q, k, v, cu_seqlens if on_host else cu_seqlens.to(device), max(lengths), scale)
+    # bf16 keeps 8 bits: a relative error of 2^-8 in each of a few roundings.
+    close = {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(out.double().cpu(), expected, **close)
+    weight = torch.randn_like(expected)
+    (out * weight.to(out)).sum().backward()
+    (expected * weight.bfloat16().double()).sum().backward()
+    for ours, theirs in zip((q, k, v), expected_inputs, strict=True):
+        assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-6
