@@ -6,8 +6,7 @@ import re
 
 from hardware.base import Fact
 
-DTYPES = ("bf16", "tf32", "fp32")
-# Name pattern, datasheet, TFLOP/s for DTYPES. The first match counts, so variants stand before their family.
+# Name pattern, datasheet, TFLOP/s in bf16, tf32 and fp32. The first match counts, so variants stand before their family.
 CHIPS = (
     (r"\bB200\b", "NVIDIA HGX B200 datasheet, an eighth", (2250, 1125, 75)),
     (r"\bH200 NVL\b", "NVIDIA H200 datasheet", (835.5, 417.5, 60)),
@@ -34,4 +33,4 @@ def peak_flops(name: str) -> dict[str, Fact]:
                 dtype: Fact(figure * 1e12, source, "vendor") for dtype, figure in zip(DTYPES, figures, strict=True)
             }
             return facts | {"fp16": facts["bf16"]}
-    return dict.fromkeys((*DTYPES, "fp16"), UNKNOWN)
+    return dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), UNKNOWN)
