@@ -6,7 +6,7 @@ import re
 
 from hardware.base import Fact
 
-# Name pattern, datasheet, TFLOP/s in bf16, tf32 and fp32. The first match counts, so variants stand before their family.
+# Name pattern, datasheet, TFLOP/s in bf16, tf32 and fp32. The first match counts: variants come before their family.
 CHIPS = (
     (r"\bB200\b", "NVIDIA HGX B200 datasheet, an eighth", (2250, 1125, 75)),
     (r"\bH200 NVL\b", "NVIDIA H200 datasheet", (835.5, 417.5, 60)),
@@ -29,8 +29,6 @@ def peak_flops(name: str) -> dict[str, Fact]:
     """
     for pattern, source, figures in CHIPS:
         if "MIG" not in name and re.search(pattern, name):
-            facts = {
-                dtype: Fact(figure * 1e12, source, "vendor") for dtype, figure in zip(DTYPES, figures, strict=True)
-            }
-            return facts | {"fp16": facts["bf16"]}
+            bf16, tf32, fp32 = (Fact(figure * 1e12, source, "vendor") for figure in figures)
+            return {"bf16": bf16, "fp16": bf16, "tf32": tf32, "fp32": fp32}
     return dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), UNKNOWN)
