@@ -1,0 +1,77 @@
+"""Hugging Face directory -> sharded checkpoint in a parallel layout -> Hugging Face directory: not a byte changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from engine.family import load_dotted, load_family
+from tests import harness
+from tests.freezing import freeze
+from tests.ranks import Ranks
+
+CASES = [pytest.param(c, id=str(c), marks=() if quick else pytest.mark.slow) for c, quick in harness.discover()]
+
+
+def raw(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """dtype, shape and bytes of every tensor of a directory."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            tensors[name] = (str(tensor.dtype), list(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return tensors
+
+
+def there_and_back(ranks: Ranks, source: Path, family: str, root: Path, layout: str) -> Path:
+    backend, world, overrides = harness.LAYOUTS[layout]
+    sharded, hf = root / "sharded", root / "hf"
+    config = freeze(
+        root / "to_sharded",
+        family,
+        "job=convert",
+        "job.to=sharded",
+        f"job.out={sharded}",
+        f"model.weights={source}",
+        f"backend={backend}",
+        *overrides,
+    )
+    assert ranks.run(config, world) == [0] * world, (config.parent / "result.json").read_text()
+    config = freeze(root / "to_hf", family, "job=convert", "job.to=hf", f"job.source={sharded}", f"job.out={hf}")
+    assert ranks.run(config, 1) == [0], (config.parent / "result.json").read_text()
+    return hf
+
+
+@pytest.mark.parametrize("layout", ["megatron-tp2_pp2", pytest.param("native-fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_every_byte_survives(ranks: Ranks, case: harness.Case, layout: str, tmp_path: Path) -> None:
+    source = harness.weights_directory(case, tmp_path)
+    out = there_and_back(ranks, source, case.family, tmp_path, layout)
+    assert raw(out) == raw(source)
+    model = load_dotted(load_family(case.family).reference).from_pretrained(out)
+    for name, parameter in harness.reference_of(case).named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter), name
+
+
+def test_mixed_dtypes_and_a_stored_tied_head(ranks: Ranks, tmp_path: Path) -> None:
+    """A bf16 checkpoint with fp32 norms, whose tied head is stored although it need not be."""
+    case = next(case for case, quick in harness.discover() if quick)
+    source = harness.weights_directory(case, tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    mixed = {n: t if t.dim() == 1 else t.to(torch.bfloat16) for n, t in tensors.items()}
+    aliases = load_dotted(load_family(case.family).weights)(
+        load_dotted(load_family(case.family).config)(**case.published)
+    ).aliases
+    for alias, name in aliases.items():
+        mixed[alias] = mixed[name].clone()
+    save_file(mixed, source / "model.safetensors", metadata={"format": "pt"})
+    keys = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (source / "config.json").write_text(json.dumps(keys))
+    out = there_and_back(ranks, source, case.family, tmp_path, "megatron-tp2_pp2")
+    assert raw(out) == raw(source)
+    with safe_open(next(out.glob("*.safetensors")), "pt") as file:
+        assert file.metadata() == {"format": "pt"}

@@ -1,0 +1,163 @@
+"""Ten AdamW steps on learnable text: a plain PyTorch loop over the reference model, and every layout of both backends."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.data.batch import IGNORE, Batch
+from engine.data.loader import build_data
+from engine.family import load_family
+from engine.freeze import load_run
+from engine.schedule import learning_rate
+from engine.schema import Run
+from tests import harness
+from tests.freezing import freeze
+from tests.ranks import Ranks
+
+STEPS = 10
+VOCABULARY = 307  # odd, and enough for a byte-level BPE
+TRAINING = (
+    f"schedule.steps={STEPS}",
+    "schedule.warmup_steps=2",
+    "optim.lr=0.003",
+    "optim.clip_grad=1.0",
+    "data=text",
+    "data.seq_len=32",
+    "data.global_batch_size=8",
+    "data.micro_batch_size=2",
+    "data.held_out=0.2",
+    "job.eval_rows=8",
+    "checkpoint.export_hf=false",
+    "checkpoint.keep_last=10",
+    "checkpoint.save_interval=5",
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small corpus: sentences of unequal lengths that can be learnt within ten steps."""
+    root = tmp_path_factory.mktemp("training")
+    corpus = root / "corpus"
+    corpus.mkdir()
+    for i in range(24):
+        words = " ".join(f"{k % 7} green bottles on wall {k % (i + 2)}." for k in range(4 + 5 * (i % 6)))
+        (corpus / f"song_{i:02d}.txt").write_text(words)
+    return root
+
+
+def quick_case() -> harness.Case:
+    case = next(case for case, quick in harness.discover() if quick)
+    return harness.Case(case.family, "training", tuple((case.published | {"vocab_size": VOCABULARY}).items()))
+
+
+def train(ranks: Ranks, root: Path, layout: str, name: str, *extra: str) -> tuple[Path, list[dict]]:
+    """A training run; its folder and its rows of metrics."""
+    backend, world, overrides = harness.LAYOUTS[layout]
+    case = quick_case()
+    weights = harness.weights_directory(case, root)
+    config = freeze(
+        root / name,
+        case.family,
+        *TRAINING,
+        f"data.path={root / 'corpus'}",
+        f"model.weights={weights}",
+        f"backend={backend}",
+        *overrides,
+        *extra,
+    )
+    codes = ranks.run(config, world)
+    assert codes == [0] * world, (config.parent / "result.json").read_text()
+    return config.parent, steps_of(config.parent)
+
+
+def steps_of(run_dir: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row]
+
+
+def block_mask(batch: Batch) -> torch.Tensor:
+    """[B, 1, S, S] additive: a token sees itself and earlier tokens of its own document."""
+    rows, length = batch.tokens_BS.shape
+    document = (batch.positions_BS == 0).cumsum(1)
+    same = document[:, :, None] == document[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(rows, 1, length, length)
+    return mask.masked_fill(~(same & causal)[:, None], torch.finfo(torch.float32).min)
+
+
+@lru_cache(maxsize=1)
+def plain_loop(config: Path) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of a bare loop over the reference class, on the rows that the run reads."""
+    run: Run = load_run(config)
+    model = harness.reference(load_family(run.family), quick_case().published)
+    stream = build_data(run, 0, 1).train
+    parameters = [p for _, p in model.named_parameters()]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": run.optim.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=tuple(run.optim.betas), eps=run.optim.eps)
+    losses, norms = [], []
+    for step in range(run.schedule.steps):
+        batches = stream.next_step()
+        count = sum(batch.num_tokens for batch in batches)
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in batches:
+            logits = model(
+                input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=block_mask(batch)
+            ).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE, reduction="sum"
+            )
+            (loss / count).backward()
+            total += loss.item()
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, run.optim.clip_grad).item())
+        losses.append(total / count)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, run.optim.lr, run.schedule)
+        optimizer.step()
+    return losses, norms
+
+
+def layouts() -> list:
+    return [pytest.param(n, marks=() if n in harness.QUICK else pytest.mark.slow) for n in harness.LAYOUTS]
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_ten_steps_equal_a_plain_loop(ranks: Ranks, root: Path, layout: str) -> None:
+    run_dir, rows = train(ranks, root, layout, layout)
+    first = root / "first"  # any run's config names the same rows; one plain loop serves all layouts
+    if not first.exists():
+        first.symlink_to(run_dir)
+    losses, norms = plain_loop(first / "config.yaml")
+    assert losses[0] - losses[-1] >= 0.5, "the data must be learnable for the comparison to mean anything"
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-5)
+
+
+MOVES = [
+    ("megatron-single", "megatron-tp2_pp2"),
+    ("megatron-tp2_pp2", "megatron-dp2"),
+    ("megatron-dp2", "native-fsdp2"),
+    ("native-zero1", "native-single"),
+    ("native-hsdp", "megatron-tp2_sp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [pytest.param(*m, marks=() if i == 0 else pytest.mark.slow) for i, m in enumerate(MOVES)]
+)
+def test_resume_in_another_layout(ranks: Ranks, root: Path, before: str, after: str) -> None:
+    run_dir, whole = train(ranks, root, before, f"{before}-to-{after}")
+    folder = run_dir / "checkpoints" / "step_00000005"
+    _, rest = train(ranks, root, after, f"{before}-to-{after}-rest", f"checkpoint.resume={folder}")
+    assert [row["step"] for row in rest] == [6, 7, 8, 9, 10]
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in rest] == pytest.approx([row[key] for row in whole[5:]], rel=1e-5)
+    assert [row["tokens"] for row in rest] == [row["tokens"] for row in whole[5:]]
