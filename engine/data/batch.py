@@ -37,12 +37,15 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; copies do not block where the memory is pinned."""
-        tensors = (t.to(device, non_blocking=True) for t in (self.tokens_BS, self.labels_BS, self.positions_BS, self.cu_seqlens))
+        tensors = (
+            t.to(device, non_blocking=True)
+            for t in (self.tokens_BS, self.labels_BS, self.positions_BS, self.cu_seqlens)
+        )
         return Batch(*tensors, self.max_seqlen, self.sample_ids)
 
 
 def rows_to_batch(tokens_BS: Tensor, labels_BS: Tensor, starts_BS: Tensor, sample_ids: list[int]) -> Batch:
-    """A batch from rows and their document starts (bool [B, S]; the first column counts as a start whatever it holds)."""
+    """A batch from rows and their document starts (bool [B, S]; the first column counts as a start in any case)."""
     rows, length = tokens_BS.shape
     starts_BS = starts_BS.clone()
     starts_BS[:, 0] = True

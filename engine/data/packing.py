@@ -1,0 +1,143 @@
+"""Documents into rows of equal length.
+
+The documents of every epoch follow each other in a seeded order, each with an end of text, as one stream of tokens;
+row k of the stream is its tokens [k * seq_len, (k + 1) * seq_len). Training sees the rows shuffled within windows. So a
+row is a function of the corpus, the settings, the seed and its number, and a cursor of three integers is all that
+resuming needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.data.batch import IGNORE
+from engine.data.documents import Documents
+from engine.errors import UserError
+
+ORDER, SHUFFLE = 1, 2  # keep the random streams of documents and of rows apart
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The next token of the stream: epoch, place in the epoch's order of documents, token of that document."""
+
+    epoch: int = 0
+    position: int = 0
+    offset: int = 0
+
+
+START = Cursor()
+
+
+@dataclass
+class Rows:
+    """R rows of S tokens. A row starts a document of its own, whatever `starts` says of its first column."""
+
+    tokens: np.ndarray  # int32 [R, S]
+    labels: np.ndarray  # int32 [R, S]: the next token of the same document, also at a row's end, or IGNORE
+    starts: np.ndarray  # bool [R, S]
+
+
+@dataclass
+class Window:
+    """Rows that are shuffled among themselves; the j-th in training's order is `rows[order[j]]`."""
+
+    rows: Rows
+    order: np.ndarray
+
+
+def epoch_order(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """The documents in the order of one epoch."""
+    return _generator(seed, ORDER, epoch).permutation(ids)
+
+
+def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
+    return np.random.default_rng([seed % 2**63, stream, index])
+
+
+class RowBuilder:
+    """Fills rows with documents, one after the other."""
+
+    def __init__(self, rows: int, seq_len: int, pad_id: int = 0):
+        self.shape, self.filled = (rows, seq_len), 0
+        self.tokens = np.full(rows * seq_len, pad_id, dtype=np.int32)
+        self.labels = np.full(rows * seq_len, IGNORE, dtype=np.int32)
+        self.starts = np.zeros(rows * seq_len, dtype=bool)
+
+    @property
+    def room(self) -> int:
+        return len(self.tokens) - self.filled
+
+    def add(self, document: np.ndarray, offset: int = 0) -> int:
+        """Append the document's tokens from `offset` on, as many as there is room for; returns that number."""
+        part = document[offset : offset + self.room]
+        following = document[offset + 1 : offset + 1 + len(part)]
+        at, self.filled = self.filled, self.filled + len(part)
+        self.tokens[at : self.filled] = part
+        self.labels[at : at + len(following)] = following
+        if len(part):
+            self.starts[at] = True
+        return len(part)
+
+    def build(self) -> Rows:
+        """The rows; what was not filled is padding, a document without labels."""
+        if self.room:
+            self.starts[self.filled] = True
+        return Rows(self.tokens.reshape(self.shape), self.labels.reshape(self.shape), self.starts.reshape(self.shape))
+
+
+class Packer:
+    """Packs window after window from a cursor on."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        ids: np.ndarray,
+        seq_len: int,
+        window_rows: int,
+        seed: int,
+        cursor: Cursor = START,
+        window: int = 0,
+    ):
+        self.documents, self.ids, self.seed = documents, ids, seed
+        self.seq_len, self.window_rows = seq_len, window_rows
+        self.cursor, self.window = cursor, window  # of the next window
+        self._document: np.ndarray | None = None
+        self._stream = documents.stream(self._order())
+
+    def next_window(self) -> Window:
+        """The next window; moves the cursor. Raises UserError if no document has any text."""
+        builder = RowBuilder(self.window_rows, self.seq_len)
+        without_text = 0
+        while builder.room:
+            if self._document is None:
+                self._document = next(self._stream)
+            taken = builder.add(self._document, self.cursor.offset)
+            without_text = 0 if taken else without_text + 1
+            if without_text > len(self.ids):
+                raise UserError("data.path: the training documents hold no text; name files that do")
+            self._advance(taken)
+        order = _generator(self.seed, SHUFFLE, self.window).permutation(self.window_rows)
+        self.window += 1
+        return Window(builder.build(), order)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stream.close()
+
+    def _advance(self, taken: int) -> None:
+        epoch, position, offset = self.cursor.epoch, self.cursor.position, self.cursor.offset + taken
+        if offset >= len(self._document):
+            self._document, offset, position = None, 0, position + 1
+        if position == len(self.ids):
+            epoch, position = epoch + 1, 0
+        self.cursor = Cursor(epoch, position, offset)
+
+    def _order(self) -> Iterator[int]:
+        epoch, position = self.cursor.epoch, self.cursor.position
+        while True:
+            yield from epoch_order(self.ids, self.seed, epoch)[position:].tolist()
+            epoch, position = epoch + 1, 0

@@ -1,0 +1,244 @@
+"""Where text comes from: the files behind `data.name` and `data.path`, and what a usable sample is.
+
+Free of torch and numpy: the controller calls `check_paths` before anything starts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import UserError
+from engine.schema import Data
+
+SOURCES = ("stdlib", "text", "jsonl")
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+CHECKED_BYTES = 32 << 20  # how much of the data the controller looks at
+# Third-party code, tests and generated files: the rest is the same text wherever the same Python runs.
+STDLIB_SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "__pycache__",
+}
+BOM = "\ufeff"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the corpus."""
+
+    path: Path
+    identity: str  # relative to what the user named, so that it is the same on another machine
+    size: int
+    mtime_ns: int
+
+
+class BadSample(Exception):
+    """A sample that cannot be used, and why."""
+
+
+class BadSamples:
+    """Counts the samples that cannot be used, each once, up to `data.max_bad_samples`."""
+
+    def __init__(self, limit: int, log: Callable[[str], None] | None = None):
+        self.limit, self.log = limit, log
+        self.seen: dict[str, str] = {}  # where -> why
+
+    def add(self, where: str, why: str) -> None:
+        """Skip a sample with a warning. Raises UserError for the first one beyond the limit."""
+        if where in self.seen:
+            return
+        self.seen[where] = why
+        if len(self.seen) > self.limit:
+            skipped = f" after {self.limit} that were skipped" if self.limit else ""
+            more = f"data.max_bad_samples={max(1, 2 * self.limit)}"
+            raise UserError(f"{where}: {why}{skipped}; mend it, or skip more of them with {more}")
+        if self.log:
+            self.log(f"warning: {where}: {why}; skipped (bad sample {len(self.seen)} of at most {self.limit})")
+
+
+def parse_line(line: bytes, field: str) -> str:
+    """The text in one line of a JSONL file; empty for a blank line. Raises BadSample."""
+    if not line.strip():
+        return ""
+    try:
+        record = json.loads(line.decode("utf-8").removeprefix(BOM))
+    except UnicodeDecodeError as error:
+        raise BadSample(f"is not UTF-8 (byte {error.start} of the line)") from None
+    except (ValueError, RecursionError) as error:
+        raise BadSample(f"is not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise BadSample(f'is not a JSON object like {{"{field}": "..."}}')
+    if field not in record:
+        keys = ", ".join(sorted(record)[:8]) or "none"
+        raise BadSample(f"has no key '{field}' (its keys: {keys}; data.field names the key that holds the text)")
+    text = record[field]
+    if not isinstance(text, str):
+        raise BadSample(f"has a {type(text).__name__} under '{field}', not a string")
+    return checked_text(text)
+
+
+def checked_text(text: str) -> str:
+    """The text itself. Raises BadSample for half a surrogate pair, which JSON can spell but no text holds."""
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadSample(f"holds half a surrogate pair (character {error.start})") from None
+    return text
+
+
+def list_files(data: Data) -> list[SourceFile]:
+    """The files of the corpus in a fixed order, empty ones left out.
+
+    Raises UserError if there are none, or if one cannot be read.
+    """
+    if data.name not in SOURCES:
+        raise UserError(f"data.name='{data.name}' is not a source; one of {', '.join(SOURCES)} is")
+    if data.name == "stdlib":
+        if data.path is not None:
+            raise UserError(
+                "data=stdlib takes no data.path; data=text data.path=... or data=jsonl data.path=... takes one"
+            )
+        found = list(_stdlib())
+    else:
+        found = list(_named(data))
+    files = []
+    for path, identity in found:
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise UserError(f"data.path: '{path}' cannot be read ({error.strerror})") from None
+        if not os.access(path, os.R_OK):
+            raise UserError(f"data.path: '{path}' cannot be read (permission denied); make it readable")
+        if stat.st_size:
+            files.append(SourceFile(path, identity, stat.st_size, stat.st_mtime_ns))
+    if not files:
+        raise UserError(f"data.path={data.path}: every file there is empty; name files that hold text")
+    return files
+
+
+def _stdlib() -> Iterator[tuple[Path, str]]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    kept = [
+        path for path in found if not STDLIB_SKIPPED & set(path.parts) and not path.name.startswith("_sysconfigdata")
+    ]
+    if not kept:
+        raise UserError(f"data=stdlib: no Python sources in {root}; name a corpus with data=text data.path=...")
+    for path in kept:
+        yield root / path, path.as_posix()
+
+
+def _named(data: Data) -> Iterator[tuple[Path, str]]:
+    if not data.path or not data.path.strip():
+        raise UserError(f"data={data.name} needs data.path: files, folders or globs, separated by commas")
+    parts = [data.path] if Path(data.path).exists() else [part.strip() for part in data.path.split(",") if part.strip()]
+    seen: set[Path] = set()
+    for part in parts:
+        for path, identity in _expand(str(Path(part).expanduser()), data.name):
+            if (real := path.resolve()) not in seen:
+                seen.add(real)
+                yield path, identity
+
+
+def _expand(part: str, kind: str) -> list[tuple[Path, str]]:
+    """The files of one entry of `data.path`, sorted by their name relative to it."""
+    path = Path(part)
+    if path.is_dir():
+        names = (Path(root, name) for root, folders, files in os.walk(path) for name in files)
+        found = [name for name in names if not any(piece.startswith(".") for piece in name.relative_to(path).parts)]
+        if kind == "jsonl":
+            found = [name for name in found if name.suffix in JSONL_SUFFIXES]
+        if not found:
+            wanted = f"files ending in {', '.join(JSONL_SUFFIXES)}" if kind == "jsonl" else "files"
+            raise UserError(f"data.path: the folder '{part}' holds no {wanted}")
+        base = path
+    elif path.exists():
+        return [(path, path.name)]
+    elif glob.has_magic(part):
+        matches = map(Path, glob.glob(part, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        found = [name for name in matches if name.is_file()]
+        if not found:
+            raise UserError(f"data.path: no file matches '{part}'")
+        base = Path(*_before_magic(path))
+    else:
+        raise UserError(f"data.path: '{part}' does not exist; give files, folders or globs, separated by commas")
+    return sorted(((name, name.relative_to(base).as_posix()) for name in found), key=lambda pair: pair[1])
+
+
+def _before_magic(path: Path) -> list[str]:
+    kept = []
+    for piece in path.parts[:-1]:
+        if glob.has_magic(piece):
+            break
+        kept.append(piece)
+    return kept
+
+
+def check_paths(data: Data) -> None:
+    """Find what is wrong with the data before anything starts; reads at most the first 32 MiB.
+
+    Raises UserError for missing, unreadable or empty data, a missing tokenizer, or more bad samples than allowed.
+    """
+    if not 0 <= data.held_out < 1:
+        raise UserError(f"data.held_out={data.held_out} is not a share of the documents; 0 <= data.held_out < 1 is")
+    if data.tokenizer is not None and not Path(data.tokenizer).expanduser().is_dir():
+        raise UserError(f"data.tokenizer: '{data.tokenizer}' is not a directory; name one that holds a tokenizer.json")
+    files, bad, budget = list_files(data), BadSamples(data.max_bad_samples), CHECKED_BYTES
+    if data.name == "stdlib":
+        return
+    has_text = False
+    for file in files:
+        if budget <= 0:
+            return
+        try:
+            has_text |= (
+                _check_jsonl(file, data.field, bad, budget) if data.name == "jsonl" else _check_text(file, bad, budget)
+            )
+        except OSError as error:
+            raise UserError(f"data.path: '{file.path}' cannot be read ({error.strerror})") from None
+        budget -= file.size
+    if not has_text and budget >= 0:
+        raise UserError(f"data.path={data.path}: there is no text in it; name files that hold text")
+
+
+def _check_jsonl(file: SourceFile, field: str, bad: BadSamples, budget: int) -> bool:
+    has_text = False
+    with file.path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                has_text |= bool(parse_line(line, field))
+            except BadSample as why:
+                bad.add(f"{file.path}:{number}", str(why))
+            budget -= len(line)
+            if budget <= 0:
+                break
+    return has_text
+
+
+def _check_text(file: SourceFile, bad: BadSamples, budget: int) -> bool:
+    with file.path.open("rb") as stream:
+        raw = stream.read(min(budget, file.size))
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) == file.size)
+    except UnicodeDecodeError as error:
+        bad.add(str(file.path), not_utf8(error.start))
+        return False
+    return True
+
+
+def not_utf8(byte: int) -> str:
+    return f"is not UTF-8 text (byte {byte})"
