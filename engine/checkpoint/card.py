@@ -1,0 +1,100 @@
+"""What a checkpoint says besides its tensors, so that it alone can be exported to Hugging Face. Free of torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.checkpoint.index import load_index
+from engine.errors import UserError
+
+CONFIG = "config.json"
+TEXTS = (CONFIG, "generation_config.json")
+TOKENIZER = "tokenizer"
+# Files that tokenizers and processors of published models consist of.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "*.tiktoken",
+    "chat_template.*",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+
+
+@dataclass
+class Card:
+    """The model's name, its published files, and what an export stores."""
+
+    family: str = ""
+    stored: dict[str, str] = field(
+        default_factory=dict
+    )  # published names an export writes, and their dtypes (BF16 ...)
+    aliases: dict[str, str] = field(default_factory=dict)  # published names that only repeat another tensor
+    texts: dict[str, str] = field(default_factory=dict)  # config.json and generation_config.json, verbatim
+    tokenizer: Path | None = None  # folder that holds the tokenizer's files, possibly among others
+
+    def write(self, folder: Path) -> None:
+        """Put the published files into a checkpoint folder and bring them to the disk. OSError if that fails."""
+        for name, text in self.texts.items():
+            write_synced(folder / name, text)
+        if self.tokenizer is not None:
+            (folder / TOKENIZER).mkdir()
+            copy_tokenizer(self.tokenizer, folder / TOKENIZER)
+            sync_folder(folder / TOKENIZER)
+
+
+def read_card(folder: Path) -> Card:
+    """The card of a sharded checkpoint."""
+    index = load_index(folder)
+    tokenizer = folder / TOKENIZER
+    return Card(
+        index.family, index.stored, index.aliases, read_texts(folder), tokenizer if tokenizer.is_dir() else None
+    )
+
+
+def read_texts(folder: Path) -> dict[str, str]:
+    """The published JSON files that are there. UserError if one is not text."""
+    try:
+        return {name: (folder / name).read_text() for name in TEXTS if (folder / name).is_file()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder}: {error}") from None
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's and processor's files in a folder."""
+    return sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files into an existing folder, and bring them to the disk."""
+    for path in tokenizer_files(source):
+        shutil.copyfile(path, target / path.name)
+        with (target / path.name).open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file and bring it to the disk."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

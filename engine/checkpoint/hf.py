@@ -1,0 +1,157 @@
+"""Exporting a sharded checkpoint as a complete Hugging Face directory, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.checkpoint.agree import Alone, Ranks, agree, attempt
+from engine.checkpoint.card import CONFIG, Card, copy_tokenizer, read_card, sync_folder, write_synced
+from engine.checkpoint.config import DTYPE_OF, with_dtype
+from engine.checkpoint.index import Shape
+from engine.checkpoint.reader import ShardedSource
+from engine.checkpoint.sources import HF_INDEX, SINGLE
+from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from engine.context import Context
+
+MAX_SHARD_BYTES = 5 * 10**9
+METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor of the export."""
+
+    name: str
+    source: str  # the checkpoint's name for it; another one where it repeats a tied tensor
+    shape: Shape
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def export_run(context: Context, checkpoint: Path) -> Path:
+    """Write `hf/` of a run from one of its checkpoints. By one rank."""
+    dtype = context.run.checkpoint.export_dtype
+    return export_hf(checkpoint, context.run_dir / "hf", DTYPE_OF[dtype] if dtype else None, replace=True)
+
+
+def export_hf(
+    checkpoint: Path,
+    out: Path,
+    dtype: str | None = None,
+    comm: Ranks | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    replace: bool = False,
+) -> Path:
+    """Write a checkpoint's parameters, config, generation config and tokenizer as a Hugging Face directory. Collective.
+
+    Names and dtypes are those that the checkpoint's card records (so an original comes back bit for bit), unless
+    `dtype` (F32, BF16, F16) asks for another one. Shards are dealt out over the ranks. The folder appears under its
+    name when it is complete. UserError if it is there already and `replace` is false, or if the disk is full.
+    """
+    comm = comm or Alone()
+    source, card = ShardedSource(checkpoint), read_card(checkpoint)
+    if CONFIG not in card.texts:
+        raise UserError(f"{checkpoint}: has no {CONFIG}, so it cannot become a Hugging Face directory")
+    shards = plan_shards(plan(source, card, dtype), max_shard_bytes)
+    names = shard_names(len(shards))
+    temporary = out.with_name(out.name + ".tmp")
+    agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
+    mine = list(zip(names, shards, strict=True))[comm.rank :: comm.world]
+    error = attempt(lambda: [write_shard(temporary / name, source, shard) for name, shard in mine])
+    try:
+        agree(comm, error)
+        agree(comm, attempt(lambda: _complete(out, temporary, card, dtype, names, shards)) if comm.rank == 0 else None)
+    except BaseException:
+        if comm.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return out
+
+
+def plan(source: ShardedSource, card: Card, dtype: str | None) -> list[Planned]:
+    """What to write, in the published order. UserError if the checkpoint lacks a tensor."""
+    shapes = source.index.shapes()
+    stored = card.stored or {name: source.dtype_of("param", name) for name in shapes}
+    back = {target: alias for alias, target in card.aliases.items()}
+    planned = []
+    for name, own in stored.items():
+        candidates = (name, card.aliases.get(name), back.get(name))
+        found = next((c for c in candidates if c in shapes), None)
+        if found is None:
+            raise UserError(f"{source.folder}: holds no param '{name}'")
+        planned.append(Planned(name, found, shapes[found], dtype if dtype and DTYPES[own].is_floating_point else own))
+    return planned
+
+
+def plan_shards(planned: list[Planned], max_bytes: int) -> list[list[Planned]]:
+    """Consecutive tensors of at most `max_bytes` a shard, unless one alone is larger."""
+    shards: list[list[Planned]] = [[]]
+    for tensor in planned:
+        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > max_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def shard_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE]
+    return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def write_shard(path: Path, source: ShardedSource, shard: list[Planned]) -> None:
+    """One file; larger elements come first, so that every tensor is aligned."""
+    ordered = sorted(shard, key=lambda t: -DTYPES[t.dtype].itemsize)
+    room = header_room([(t.name, t.dtype, t.shape) for t in ordered], METADATA)
+    file = TensorFile(path, room, METADATA)
+    try:
+        for t in ordered:
+            tensor = source.read("param", t.source, t.shape, (0,) * len(t.shape), t.shape)
+            file.add(t.name, tensor.to(DTYPES[t.dtype]))
+        file.close()
+    finally:
+        file.abandon()
+
+
+def _prepare(out: Path, temporary: Path, shards: list[list[Planned]], replace: bool) -> None:
+    if not replace and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: is there already; choose another folder or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    needed, free = sum(t.nbytes for shard in shards for t in shard), shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(f"no room for {out}: it needs {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free")
+    temporary.mkdir()
+
+
+def _complete(
+    out: Path, temporary: Path, card: Card, dtype: str | None, names: list[str], shards: list[list[Planned]]
+) -> None:
+    if len(names) > 1:
+        where = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
+        total = sum(t.nbytes for shard in shards for t in shard)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        write_synced(temporary / HF_INDEX, json.dumps(index, indent=2) + "\n")
+    for name, text in card.texts.items():
+        write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
+    if card.tokenizer is not None:
+        copy_tokenizer(card.tokenizer, temporary)
+    sync_folder(temporary)
+    replaced = out.with_name(out.name + ".old")
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        out.rename(replaced)
+    temporary.rename(out)
+    sync_folder(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,200 @@
+"""`index.json` of a sharded checkpoint: which part of which tensor lies in which file. Free of torch.
+
+It is read as untrusted input: every name, number and file is checked before anything is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UserError
+
+INDEX = "index.json"
+STATE = "state.json"
+FORMAT_VERSION = 1
+MAX_BYTES = 1 << 60
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+
+DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """published[offset : offset + extent] is the tensor `key` of `file`."""
+
+    offset: Shape
+    extent: Shape
+    file: str
+
+
+@dataclass
+class Entry:
+    """One tensor of the published layout and its parts, which do not overlap."""
+
+    shape: Shape
+    dtype: str  # safetensors' name: F32, BF16 ...
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass
+class Index:
+    """What a checkpoint folder holds. `stored` and `aliases` say what an export to Hugging Face writes."""
+
+    family: str
+    tensors: dict[str, dict[str, Entry]] = field(default_factory=dict)  # by kind, then by published name
+    files: dict[str, int] = field(default_factory=dict)  # sizes in bytes
+    stored: dict[str, str] = field(default_factory=dict)  # published names of an export and their dtypes
+    aliases: dict[str, str] = field(default_factory=dict)  # names that repeat another tensor
+
+    def shapes(self, kind: str = "param") -> dict[str, Shape]:
+        return {name: entry.shape for name, entry in self.tensors.get(kind, {}).items()}
+
+    def add(self, kind: str, name: str, shape: Shape, dtype: str, part: Part) -> None:
+        """Add a part. ValueError if ranks disagree about the tensor."""
+        entry = self.tensors.setdefault(kind, {}).setdefault(name, Entry(shape, dtype))
+        if (entry.shape, entry.dtype) != (shape, dtype):
+            raise ValueError(
+                f"{kind} '{name}': one rank wrote {entry.dtype} {entry.shape}, another one {dtype} {shape}"
+            )
+        entry.parts.append(part)
+
+    def incomplete(self) -> list[str]:
+        """Tensors whose parts do not add up to the whole; there are none unless a backend is wrong."""
+        return [
+            f"{kind} '{name}'"
+            for kind, entries in self.tensors.items()
+            for name, entry in entries.items()
+            if sum(math.prod(p.extent) for p in entry.parts) != math.prod(entry.shape)
+        ]
+
+    def to_json(self) -> str:
+        tensors = {
+            kind: {
+                name: {
+                    "shape": e.shape,
+                    "dtype": e.dtype,
+                    "parts": [[p.offset, p.extent, p.file] for p in e.parts],
+                }
+                for name, e in entries.items()
+            }
+            for kind, entries in self.tensors.items()
+        }
+        head = {"schema_version": FORMAT_VERSION, "family": self.family}
+        body = {"stored": self.stored, "aliases": self.aliases, "files": self.files, "tensors": tensors}
+        return json.dumps(head | body)
+
+
+def key_of(kind: str, name: str, offset: Shape) -> str:
+    """A part's name inside its safetensors file."""
+    return f"{kind}|{name}|{','.join(map(str, offset))}"
+
+
+def load_index(folder: Path) -> Index:
+    """The checked index of a checkpoint folder. UserError if it or one of its files is missing, damaged or odd."""
+    data = read_json(folder / INDEX)
+    path = folder / INDEX
+    try:
+        version = data["schema_version"]
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+            raise UserError(f"{path}: format version {version}, this program reads 1 to {FORMAT_VERSION}")
+        index = Index(_text(data["family"]))
+        index.stored = {_text(n): _dtype(d) for n, d in data["stored"].items()}
+        index.aliases = {_text(n): _text(t) for n, t in data["aliases"].items()}
+        index.files = {_file(f): _count(size) for f, size in data["files"].items()}
+        for kind, entries in data["tensors"].items():
+            index.tensors[kind] = {name: _entry(raw, index.files) for name, raw in entries.items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path}: not a checkpoint index of Zooforge ({error!r})") from None
+    check_files(folder, index.files)
+    return index
+
+
+def check_files(folder: Path, files: dict[str, int]) -> None:
+    """UserError, listing every file that is missing or has another size than when it was written."""
+    problems = []
+    for file, size in files.items():
+        path = folder / file
+        if not path.is_file():
+            problems.append(f"{path}: missing")
+        elif path.stat().st_size != size:
+            problems.append(f"{path}: {path.stat().st_size} bytes, {size} were written; it is truncated or replaced")
+    if problems:
+        raise UserError("damaged checkpoint: " + "\n  ".join(problems))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. UserError if there is none."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {path.parent} is not a complete checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return data
+
+
+def _entry(raw: Any, files: dict[str, int]) -> Entry:
+    shape = _shape(raw["shape"])
+    entry = Entry(shape, _dtype(raw["dtype"]))
+    for offset, extent, file in raw["parts"]:
+        part = Part(_shape(offset), _shape(extent), _file(file))
+        if file not in files or len(part.offset) != len(shape) or len(part.extent) != len(shape):
+            raise ValueError(f"part {part} of a tensor of shape {shape}")
+        if any(o + e > n for o, e, n in zip(part.offset, part.extent, shape, strict=True)):
+            raise ValueError(f"part {part} reaches beyond a tensor of shape {shape}")
+        entry.parts.append(part)
+    if overlap := overlapping(entry.parts):
+        raise ValueError(f"parts {overlap[0]} and {overlap[1]} overlap")
+    return entry
+
+
+def overlapping(parts: list[Part]) -> tuple[Part, Part] | None:
+    """Two parts that share an element, if any do. Parts are compared in order of their first row, which is quick."""
+    ordered = sorted((p for p in parts if math.prod(p.extent)), key=lambda p: p.offset)
+    for i, a in enumerate(ordered):
+        for b in ordered[i + 1 :]:
+            if a.offset and b.offset[0] >= a.offset[0] + a.extent[0]:
+                break
+            if all(x < y + e and y < x + d for x, d, y, e in zip(a.offset, a.extent, b.offset, b.extent, strict=True)):
+                return a, b
+    return None
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} should be text")
+    return value
+
+
+def _dtype(value: Any) -> str:
+    if value not in DTYPES:
+        raise ValueError(f"{value!r} is no dtype of safetensors")
+    return value
+
+
+def _file(value: Any) -> str:
+    if not FILE_NAME.fullmatch(_text(value)):
+        raise ValueError(f"{value!r} is not the name of a file in this folder")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_BYTES:
+        raise ValueError(f"{value!r} should be a size")
+    return value
+
+
+def _shape(value: Any) -> Shape:
+    shape = tuple(_count(v) for v in value)
+    if math.prod(shape) >= MAX_BYTES:
+        raise ValueError(f"a tensor of shape {shape}")
+    return shape

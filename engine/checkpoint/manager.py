@@ -1,0 +1,104 @@
+"""The checkpoints of one run: saving, the newest, and which to keep."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.backends.base import Slice
+from engine.checkpoint.agree import Ranks, agree, attempt
+from engine.checkpoint.card import Card
+from engine.checkpoint.index import STATE, read_json
+from engine.checkpoint.paths import CHECKPOINTS, complete, find_checkpoint, newest, step_folder
+from engine.checkpoint.sharded import save_sharded
+from engine.schema import Checkpoint
+
+BEST = "best.json"
+
+
+class CheckpointManager:
+    """Saves under `run_dir/checkpoints` and keeps the last N, the best by validation loss and every Mth step.
+
+    `card` may be set later, but before the first save; without one a checkpoint cannot be exported by itself.
+    """
+
+    def __init__(self, run_dir: Path, settings: Checkpoint, comm: Ranks, card: Card | None = None) -> None:
+        self.run_dir, self.settings, self.comm, self.card = run_dir, settings, comm, card
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint of this run."""
+        return newest(self.run_dir)
+
+    def resume_from(self, resume: str | None) -> Path | None:
+        """The checkpoint that `checkpoint.resume` means: `auto` is this run's newest, if it has one."""
+        if resume is None:
+            return None
+        return self.newest() if resume == "auto" else find_checkpoint(Path(resume))
+
+    def save(self, step: int, slices: Iterable[Slice], state: dict[str, Any], needed_bytes: int | None = None) -> Path:
+        """Write a checkpoint, then delete those no longer kept. Collective.
+
+        `state["val_loss"]`, if given, decides which checkpoint is the best. `needed_bytes` is an estimate of the size
+        over all ranks; without it the size of the newest checkpoint serves. UserError if the disk is full.
+        """
+        folder = step_folder(self.run_dir, step)
+        if needed_bytes is None and self.comm.rank == 0:
+            needed_bytes = _size(self.newest())
+        save_sharded(folder, slices, state, self.comm, self.card, needed_bytes)
+        agree(self.comm, attempt(lambda: self._retain(step)) if self.comm.rank == 0 else None)
+        return folder
+
+    def _retain(self, step: int) -> None:
+        """Delete what the settings do not keep, now that the checkpoint of `step` is complete.
+
+        Later steps than this one are left from before a resume from an earlier checkpoint; this run's history no
+        longer holds them.
+        """
+        found = complete(self.run_dir / CHECKPOINTS)
+        best = best_step({s: path for s, path in found.items() if s <= step})
+        if best is not None and self.settings.keep_best:
+            self._mark(best, found[best])
+        keep = kept_steps([s for s in found if s <= step], best, self.settings)
+        for other, path in found.items():
+            if other not in keep:
+                # Renamed first: a deletion that is cut short must not leave a folder that looks complete.
+                doomed = path.with_name(path.name + ".tmp")
+                path.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _mark(self, step: int, folder: Path) -> None:
+        marker = self.run_dir / CHECKPOINTS / BEST
+        temporary = marker.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"step": step, "val_loss": _val_loss(folder), "folder": folder.name}) + "\n")
+        temporary.replace(marker)
+
+
+def kept_steps(steps: list[int], best: int | None, settings: Checkpoint) -> set[int]:
+    """Which of the complete checkpoints stay. The newest always does."""
+    ordered = sorted(steps)
+    keep = set(ordered[-max(1, settings.keep_last) :])
+    if settings.keep_best and best is not None:
+        keep.add(best)
+    if settings.keep_every:
+        keep |= {s for s in ordered if s % settings.keep_every == 0}
+    return keep
+
+
+def best_step(found: dict[int, Path]) -> int | None:
+    """The step with the lowest finite validation loss; the earlier one of equals."""
+    losses = {step: loss for step, path in found.items() if (loss := _val_loss(path)) is not None}
+    return min(losses, key=lambda s: (losses[s], s), default=None)
+
+
+def _val_loss(folder: Path) -> float | None:
+    value = read_json(folder / STATE).get("val_loss")
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _size(folder: Path | None) -> int | None:
+    """Bytes of a checkpoint on the disk."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder else None

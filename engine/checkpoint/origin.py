@@ -1,0 +1,62 @@
+"""The card of a run, by where its weights come from: a checkpoint, a published directory, or nowhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.card import CONFIG, Card, read_card, read_texts, tokenizer_files
+from engine.checkpoint.config import DTYPE_OF, config_text, to_published
+from engine.checkpoint.sources import HFSource, find_weights, is_hf
+from engine.checkpoint.weight_map import WeightMap
+from engine.family import Family, load_dotted
+from engine.schema import Run
+
+GENERATION = "generation_config.json"
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def make_card(
+    run: Run, family: Family, tokenizer: Path | None = None, eos_id: int | None = None, resumed: Path | None = None
+) -> Card:
+    """What this run's checkpoints and exports say of the model.
+
+    `resumed` is the checkpoint that the run continues, `tokenizer` the folder of the run's own tokenizer and `eos_id`
+    its end of text. A published directory's config.json, names and dtypes are kept as they are.
+    """
+    weight_map = load_dotted(family.weights)(run.model)
+    if resumed is not None:
+        card = read_card(resumed)
+    elif run.model.weights:
+        card = _published_card(Path(run.model.weights), family, weight_map)
+    else:
+        dtype = DTYPE_OF[run.precision.name]
+        published = to_published(family, run.model)
+        if published.get("eos_token_id") is None and eos_id is not None:
+            published["eos_token_id"] = eos_id
+        card = Card(
+            family.name, dict.fromkeys(weight_map.published, dtype), texts={CONFIG: config_text(published, dtype)}
+        )
+    texts = dict(card.texts)
+    texts.setdefault(CONFIG, config_text(to_published(family, run.model), DTYPE_OF[run.precision.name]))
+    texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
+    return replace(
+        card, family=family.name, aliases=weight_map.aliases, texts=texts, tokenizer=tokenizer or card.tokenizer
+    )
+
+
+def generation_text(config: dict[str, Any]) -> str:
+    """A generation config that follows from the model's: its special tokens."""
+    ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
+    return json.dumps({"_from_model_config": True} | ids, indent=2) + "\n"
+
+
+def _published_card(path: Path, family: Family, weight_map: WeightMap) -> Card:
+    if not is_hf(path):
+        return read_card(find_weights(path))
+    source = HFSource(path)
+    known = set(weight_map.published) | set(weight_map.aliases)
+    stored = {name: dtype for name, dtype in source.dtypes.items() if name in known}
+    return Card(family.name, stored, texts=read_texts(path), tokenizer=path if tokenizer_files(path) else None)

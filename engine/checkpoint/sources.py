@@ -1,0 +1,205 @@
+"""Where first weights come from: random values, or a Hugging Face directory. Checkpoints are in `reader.py`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.backends.base import TensorSource
+from engine.checkpoint.index import FILE_NAME, Shape, read_json
+from engine.checkpoint.paths import find_checkpoint
+from engine.checkpoint.reader import ShardedSource
+from engine.checkpoint.tensor_file import TensorFiles
+from engine.errors import UserError
+from engine.family import Family, load_dotted
+
+SINGLE = "model.safetensors"
+HF_INDEX = "model.safetensors.index.json"
+CACHE_BYTES = 2 << 30
+MAX_LISTED = 40
+
+Fill = Callable[[str, Tensor, torch.Generator], None]
+
+
+def normal(std: float) -> Fill:
+    """Norm weights 1, biases 0, everything else from a normal distribution: the published `initializer_range`."""
+
+    def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
+        if tensor.dim() == 1 and "norm" in name:
+            tensor.fill_(1)
+        elif name.endswith("bias"):
+            tensor.zero_()
+        else:
+            tensor.normal_(0, std, generator=generator)
+
+    return fill
+
+
+class InitSource:
+    """Fresh fp32 values. A tensor depends on (seed, published name) alone, so every layout starts from the same.
+
+    Optimizer moments start at 0. `fill` decides how a tensor is drawn; the default is `normal(std)`.
+    """
+
+    def __init__(self, seed: int, std: float, fill: Fill | None = None, cache_bytes: int = CACHE_BYTES) -> None:
+        self._seed, self._fill, self._cache_bytes = seed, fill or normal(std), cache_bytes
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
+        if kind != "param":
+            return torch.zeros(extent)
+        whole = self._cache.pop(name, None)
+        if whole is None or tuple(whole.shape) != tuple(shape):
+            whole = self._draw(name, shape)
+        self._cache[name] = whole
+        while len(self._cache) > 1 and sum(t.numel() * 4 for t in self._cache.values()) > self._cache_bytes:
+            self._cache.popitem(last=False)
+        return _cut(whole, offset, extent).clone()
+
+    def _draw(self, name: str, shape: Shape) -> Tensor:
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        tensor = torch.empty(shape, dtype=torch.float32)
+        self._fill(name, tensor, generator)
+        return tensor
+
+
+class HFSource:
+    """A Hugging Face directory: one safetensors file, or several with an index. Weights only.
+
+    `dtypes` and `shapes` describe what is stored, under the stored names. `aliases` lets a tied tensor be read from
+    whichever of its two names the directory stores.
+    """
+
+    def __init__(self, folder: Path, aliases: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self._files = TensorFiles(folder)
+        listed = _locate(folder)
+        # A name that its file does not hold counts as missing: `check` lists it with the others.
+        held = {file: set(self._files.names(file)) for file in sorted(set(listed.values()))}
+        self._where = {name: file for name, file in listed.items() if name in held[file]}
+        self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, str] = {}
+        for name, file in self._where.items():
+            self.shapes[name] = self._files.shape(file, name)
+            self.dtypes[name] = self._files.dtype(file, name)
+        self.aliases = aliases or {}
+        self._also = {target: alias for alias, target in self.aliases.items()}
+
+    def check(self, published: dict[str, Shape]) -> None:
+        """UserError listing every tensor that is missing, of another shape, or unknown to the model.
+
+        Also if both names of a tied tensor are stored with different values.
+        """
+        check_shapes(self.folder, self.shapes, published, self.aliases)
+        for alias, target in self.aliases.items():
+            if alias in self.shapes and target in self.shapes and not _same(self.stored(alias), self.stored(target)):
+                raise UserError(
+                    f"{self.folder}: '{alias}' differs from '{target}', but config.json ties them: one would be lost; "
+                    f"set tie_word_embeddings to false there, or remove '{alias}'"
+                )
+
+    def stored(self, name: str) -> Tensor:
+        """A whole tensor under its stored name."""
+        shape = self.shapes[name]
+        return self._files.rectangle(self._where[name], name, (0,) * len(shape), shape)
+
+    def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
+        if kind != "param":
+            raise UserError(f"{self.folder}: a Hugging Face directory holds weights only, no {kind} '{name}'")
+        stored = name if name in self._where else self._also.get(name, name)
+        if stored not in self._where:
+            raise UserError(f"{self.folder}: holds no tensor '{name}'")
+        if self.shapes[stored] != tuple(shape):
+            raise UserError(f"{self.folder}: '{name}' has shape {self.shapes[stored]}, the model needs {tuple(shape)}")
+        return self._files.rectangle(self._where[stored], stored, tuple(offset), tuple(extent))
+
+
+def open_weights(path: Path, family: Family, model: Any) -> TensorSource:
+    """The source that `model.weights` names: a Hugging Face directory, a checkpoint of ours or a run folder.
+
+    UserError, listing all that does not fit, unless its tensors are those of the model.
+    """
+    weight_map = load_dotted(family.weights)(model)
+    if not is_hf(path):
+        source = ShardedSource(find_weights(path))
+        check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)
+        return source
+    hf = HFSource(path, weight_map.aliases)
+    hf.check(weight_map.published)
+    return hf
+
+
+def is_hf(path: Path) -> bool:
+    """Whether a folder holds weights as Hugging Face publishes them."""
+    return (path / SINGLE).is_file() or (path / HF_INDEX).is_file()
+
+
+def find_weights(path: Path) -> Path:
+    """The checkpoint of ours at a path that is no Hugging Face directory."""
+    try:
+        return find_checkpoint(path)
+    except UserError:
+        raise UserError(
+            f"{path}: no weights here; model.weights takes a Hugging Face directory ({SINGLE} or {HF_INDEX}), "
+            "a checkpoint folder or a run folder"
+        ) from None
+
+
+def check_shapes(folder: Path, stored: dict[str, Shape], published: dict[str, Shape], aliases: dict[str, str]) -> None:
+    """UserError listing every tensor that is missing, of another shape, or unknown to the model.
+
+    A tied tensor may be stored under its name, its alias or both.
+    """
+    found = dict(stored)
+    for alias, target in aliases.items():
+        if target not in found and alias in found:
+            found[target] = found[alias]
+    wanted = published | {alias: published[target] for alias, target in aliases.items() if alias in found}
+    problems = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if name not in found]
+    problems += [
+        f"shape: {name} is {list(found[name])}, the model needs {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    # Old exports carry the rotary frequencies, which follow from the config.
+    problems += [
+        f"unknown: {name} {list(shape)}"
+        for name, shape in found.items()
+        if name not in wanted and not name.endswith("rotary_emb.inv_freq")
+    ]
+    if problems:
+        listed = problems[:MAX_LISTED]
+        if len(problems) > MAX_LISTED:
+            listed.append(f"... and {len(problems) - MAX_LISTED} more")
+        raise UserError(f"{folder}: {len(problems)} tensors do not fit the model\n  " + "\n  ".join(listed))
+
+
+def _locate(folder: Path) -> dict[str, str]:
+    """Which file of the folder holds which tensor."""
+    if (folder / HF_INDEX).is_file():
+        where = read_json(folder / HF_INDEX).get("weight_map")
+        if not isinstance(where, dict) or not where:
+            raise UserError(f"{folder / HF_INDEX}: has no 'weight_map'")
+        for name, file in where.items():
+            if not isinstance(file, str) or not FILE_NAME.fullmatch(file):
+                raise UserError(f"{folder / HF_INDEX}: '{name}' lies in {file!r}, which is no file of this folder")
+        return where
+    if not (folder / SINGLE).is_file():
+        raise UserError(f"{folder}: no {SINGLE} and no {HF_INDEX}; this is no Hugging Face weights directory")
+    return dict.fromkeys(TensorFiles(folder).names(SINGLE), SINGLE)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, NaNs included."""
+    return a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _cut(whole: Tensor, offset: Shape, extent: Shape) -> Tensor:
+    return whole[tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))]

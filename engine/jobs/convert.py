@@ -1,0 +1,70 @@
+"""`job=convert`: published weights to a sharded checkpoint, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.checkpoint.config import DTYPE_OF
+from engine.checkpoint.hf import export_hf
+from engine.checkpoint.index import load_index
+from engine.checkpoint.origin import make_card
+from engine.checkpoint.paths import find_checkpoint, step_folder
+from engine.checkpoint.sharded import save_sharded
+from engine.checkpoint.sources import open_weights
+from engine.context import Context
+from engine.errors import UserError
+
+# What a model held in this precision gives back bit for bit.
+EXACT = {"fp32": {"F32", "BF16", "F16"}, "bf16": {"BF16"}}
+
+
+def run(context: Context) -> None:
+    """Convert in the direction of `job.to`."""
+    if context.run.job.to == "hf":
+        to_hf(context)
+    elif context.run.job.to == "sharded":
+        to_sharded(context)
+    else:
+        raise UserError(f"job.to={context.run.job.to}: should be hf or sharded")
+
+
+def to_hf(context: Context) -> None:
+    """A checkpoint of ours to a Hugging Face directory. No model is built: the slices are put together."""
+    run = context.run
+    if not run.job.source:
+        raise UserError("job=convert job.to=hf needs job.source: a checkpoint or a run folder")
+    if context.world > 1:
+        context.start_distributed()
+    source = find_checkpoint(Path(run.job.source))
+    family = load_index(source).family
+    if family != run.family:
+        raise UserError(f"{source}: holds a model of the family '{family}', this is '{run.family}'")
+    out = Path(run.job.out) if run.job.out else context.run_dir / "hf"
+    dtype = run.checkpoint.export_dtype
+    export_hf(source, out, DTYPE_OF[dtype] if dtype else None, context.comm, replace=run.job.out is None)
+    _done(context, "hf", out)
+
+
+def to_sharded(context: Context) -> None:
+    """A Hugging Face directory (or a checkpoint of another layout) to a checkpoint in this run's layout."""
+    run = context.run
+    if not run.model.weights:
+        raise UserError("job=convert job.to=sharded needs model.weights: a Hugging Face directory")
+    source = open_weights(Path(run.model.weights), context.family, run.model)
+    card = make_card(run, context.family)
+    lost = sorted(set(card.stored.values()) - EXACT[run.precision.name])
+    if lost:
+        raise UserError(
+            f"{run.model.weights}: holds {', '.join(lost)} tensors, which precision={run.precision.name} would round; "
+            "convert with precision=fp32"
+        )
+    backend = context.build_backend("weights")
+    backend.load_state(source, ("param",))
+    out = Path(run.job.out) if run.job.out else step_folder(context.run_dir, 0)
+    save_sharded(out, backend.state(("param",)), {"step": 0, "from": str(run.model.weights)}, context.comm, card)
+    _done(context, "checkpoint", out)
+
+
+def _done(context: Context, what: str, out: Path) -> None:
+    context.result[what] = str(out)
+    context.log(f"wrote {out}")
