@@ -1,0 +1,29 @@
+"""The Megatron backend: models of megatron-core's parts, used as they come from its package."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from engine.family import Family, load_dotted
+from engine.schema import Run
+from hardware.base import Hardware
+
+if TYPE_CHECKING:
+    from engine.backends.megatron.backend import MegatronBackend
+
+
+def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBackend:
+    """See `engine.backends.base.Builder`. Close the backend before building another in the same process."""
+    hardware.megatron().apply()  # before anything imports megatron-core
+    from engine.backends.megatron import groups
+    from engine.backends.megatron.backend import MegatronBackend
+
+    groups.start(run)
+    try:
+        model = load_dotted(family.megatron)(run.model, run, hardware)
+        device = hardware.device(int(os.environ.get("LOCAL_RANK", "0")))
+        return MegatronBackend(run, model, load_dotted(family.weights)(run.model), device, mode)
+    except BaseException:
+        groups.stop()
+        raise

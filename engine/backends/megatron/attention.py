@@ -1,0 +1,70 @@
+"""The core attention of every Megatron model here: the hardware plugin's kernels behind megatron-core's interface.
+
+Tokens of all rows of a micro-batch come flattened into one row [T, 1, ...]: packed documents then differ from equal
+rows only in the kernel that is called, and sequence parallelism may pad the end without touching any document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hardware.kernels.attention import Attention
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the documents lie in the flattened tokens. Passed where megatron-core expects its PackedSeqParams.
+
+    megatron-core looks at `qkv_format` only: anything but "thd" leaves the tensors [T, 1, heads, width] and the rotary
+    angles, which are given by token, as they are.
+    """
+
+    rows: int
+    length: int  # tokens of each row
+    cu_seqlens: Tensor
+    max_seqlen: int
+    dense: bool  # every row is one document
+    qkv_format: str = "rows"
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+class CoreAttention(MegatronModule):
+    """Causal attention inside each document."""
+
+    def __init__(
+        self, config: TransformerConfig, kernels: Attention, softmax_scale: float | None = None, **_: Any
+    ) -> None:
+        super().__init__(config=config)
+        self._kernels = kernels
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        q_T1HD: Tensor,
+        k_T1KD: Tensor,
+        v_T1KD: Tensor,
+        attention_mask: Tensor | None = None,
+        packed_seq_params: Documents | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """[T, 1, H * D]. Tokens beyond the documents (padding) get zeros."""
+        documents = packed_seq_params
+        q, k, v = (x[: documents.tokens, 0] for x in (q_T1HD, k_T1KD, v_T1KD))
+        if documents.dense:
+            shape = (documents.rows, documents.length)
+            out = self._kernels.causal(*(x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v)), self._scale)
+            out_TE = out.transpose(1, 2).reshape(documents.tokens, -1)
+        else:
+            out = self._kernels.varlen(q, k, v, documents.cu_seqlens, documents.max_seqlen, self._scale)
+            out_TE = out.reshape(documents.tokens, -1)
+        padding = q_T1HD.shape[0] - documents.tokens
+        return (pad(out_TE, (0, 0, 0, padding)) if padding else out_TE).unsqueeze(1)

@@ -1,0 +1,168 @@
+"""`engine.backends.base.Backend` on megatron-core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from torch import Tensor
+
+from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
+from engine.backends.megatron import groups
+from engine.backends.megatron.model import CausalLM
+from engine.backends.megatron.optimizer import AdamW
+from engine.backends.megatron.pipeline import MicroResult, reports, run_microbatches
+from engine.backends.megatron.state import Entry, entries, fill, slices
+from engine.checkpoint.weight_map import WeightMap
+from engine.comm import Comm
+from engine.data.batch import Batch
+from engine.errors import UserError
+from engine.schema import Run
+
+
+class MegatronBackend:
+    """One rank's stage of a model, its optimizer and its layout."""
+
+    def __init__(self, run: Run, model: CausalLM, weight_map: WeightMap, device: torch.device, mode: str) -> None:
+        self._run, self._mode, self._device = run, mode, device
+        self._module = model.to(device)
+        self._config = model.config
+        self._model: CausalLM | DistributedDataParallel = self._module
+        self._optimizer: AdamW | None = None
+        self._entries = entries(self._module, weight_map)
+        self.dp_rank = parallel_state.get_data_parallel_rank()
+        self.dp_size = parallel_state.get_data_parallel_world_size()
+        self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
+        if mode == "train":
+            self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
+            self._optimizer = AdamW(run, self._model)
+
+    def _wrap(self, sharded: bool, overlap: bool) -> None:
+        """Gradients in fp32 buffers, summed over data-parallel ranks."""
+        settings = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=sharded,
+            overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap and sharded,
+        )
+        self._model = DistributedDataParallel(self._config, settings, self._module)
+        self._config.finalize_model_grads_func = finalize_model_grads
+        if overlap:
+            self._config.no_sync_func = self._model.no_sync
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        self._module.train()
+        self._optimizer.zero_grad()
+        results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
+        loss_sum, num_tokens = self._totals(batches, results)
+        if not math.isfinite(loss_sum):
+            bad_rank, bad_samples = self._bad(batches, results)
+            return StepResult(loss_sum, num_tokens, math.nan, bad_samples, bad_rank)
+        return StepResult(loss_sum, num_tokens, self._optimizer.step(lr))
+
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        return self._totals(batches, self._forward_only(batches))
+
+    def forward(self, batches: Sequence[Batch], grad: bool) -> ForwardResult:
+        if grad:
+            if self._model is self._module:
+                self._wrap(sharded=False, overlap=False)
+            self._module.train()
+            self._model.zero_grad_buffer()
+            results = run_microbatches(self._model, self._config, batches, self._device, True, want_logits=True)
+        else:
+            results = self._forward_only(batches, want_logits=True)
+        logits = [result.logits_BSV.cpu() for result in results[: len(batches)]] if reports() else None
+        return ForwardResult(logits, *self._totals(batches, results))
+
+    def _forward_only(self, batches: Sequence[Batch], want_logits: bool = False) -> list[MicroResult]:
+        self._module.eval()
+        hooks = getattr(self._model, "use_forward_hook", False)
+        if hooks:  # they gather parameters for the step to come; this gathers them now
+            self._model.disable_forward_pre_hook()
+        try:
+            return run_microbatches(self._model, self._config, batches, self._device, False, want_logits)
+        finally:
+            if hooks:
+                self._model.enable_forward_pre_hook()
+
+    def _totals(self, batches: Sequence[Batch], results: Sequence[MicroResult]) -> tuple[float, int]:
+        """Loss sum and supervised tokens over all ranks. Collective."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        if reports() and batches:
+            totals[0] = torch.stack([result.loss_sum for result in results]).sum()
+            totals[1] = sum(batch.num_tokens for batch in batches)
+        dist.all_reduce(totals)
+        loss_sum, num_tokens = totals.tolist()
+        return loss_sum, int(num_tokens)
+
+    def _bad(self, batches: Sequence[Batch], results: Sequence[MicroResult]) -> tuple[int | None, tuple[int, ...]]:
+        """The first rank with a loss that is not finite, and the samples of all such micro-batches. Collective."""
+        mine: list[int] | None = None
+        if reports():
+            bad = [b for b, r in zip(batches, results, strict=False) if not math.isfinite(r.loss_sum.item())]
+            mine = [sample for batch in bad for sample in batch.sample_ids] if bad else None
+        answers = Comm(self._device).all_gather(mine)
+        ranks = [rank for rank, samples in enumerate(answers) if samples is not None]
+        samples = sorted(sample for samples in answers if samples is not None for sample in samples)
+        return (ranks[0] if ranks else None), tuple(samples)
+
+    def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
+        for entry in self._entries:
+            if not entry.copies:
+                for kind in kinds:
+                    held = self._held(kind, entry)
+                    if held is not None:
+                        yield from slices(kind, entry, *held)
+
+    def _held(self, kind: str, entry: Entry) -> tuple[Tensor, int] | None:
+        """The elements that this rank answers for, flat, and where they start in the parameter."""
+        whole = entry.owner == self.dp_rank
+        if kind == "grad":
+            return (entry.parameter.main_grad.view(-1), 0) if whole else None
+        if self._optimizer is None:
+            return (entry.parameter.detach().view(-1), 0) if whole else None
+        share = self._optimizer.share(entry.parameter)
+        if share is None or (share.end - share.start == entry.parameter.numel() and not self._sharded and not whole):
+            return None
+        tensor = share.main if kind == "param" else share.state[kind]
+        return tensor.detach().view(-1), share.start
+
+    @property
+    def _sharded(self) -> bool:
+        return self._run.parallelism.strategy == "zero1"
+
+    def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
+        error: UserError | None = None
+        try:
+            with torch.no_grad():
+                for entry in self._entries:
+                    for kind in kinds:
+                        self._fill(kind, entry, source)
+        except UserError as caught:
+            error = caught
+        if Comm(self._device).any(error is not None):  # none may wait for another in vain
+            raise error or UserError("another rank could not read its weights; its message says why")
+        if self._optimizer is not None:
+            self._optimizer.main_to_model()
+
+    def _fill(self, kind: str, entry: Entry, source: TensorSource) -> None:
+        if self._optimizer is None:
+            fill(kind, entry, entry.parameter.detach().view(-1), 0, source)
+        elif (share := self._optimizer.share(entry.parameter)) is not None:
+            tensor = share.main if kind == "param" else share.state[kind]
+            fill(kind, entry, tensor.detach().view(-1), share.start, source)
+
+    def optimizer_step(self) -> int:
+        return self._optimizer.updates
+
+    def set_optimizer_step(self, step: int) -> None:
+        self._optimizer.set_updates(step)
+
+    def close(self) -> None:
+        """Destroy the process groups of the layout; another backend may follow. Collective."""
+        groups.stop()

@@ -1,0 +1,113 @@
+"""The causal language model: megatron-core's GPTModel with a forward pass for flattened, packed rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, vocab_parallel_cross_entropy
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import pad
+
+from engine.backends.megatron.attention import Documents
+from engine.backends.megatron.rope import Rope
+from engine.data.batch import IGNORE, Batch
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """A micro-batch as one row of T tokens; T is padded to a multiple of the tensor-parallel size."""
+
+    tokens_1T: Tensor
+    labels_T1: Tensor  # IGNORE on padding
+    positions_T: Tensor
+    documents: Documents
+    num_tokens: int  # supervised
+    want_logits: bool = False
+
+
+def padded_tokens(batch: Batch, multiple: int) -> int:
+    """Tokens of the flattened batch, padding included."""
+    return -(-batch.tokens_BS.numel() // multiple) * multiple
+
+
+def flatten(batch: Batch, multiple: int, device: torch.device, want_logits: bool = False) -> FlatBatch:
+    """The batch on a device, as one row."""
+    num_tokens, (rows, length) = batch.num_tokens, batch.tokens_BS.shape
+    padding = (0, padded_tokens(batch, multiple) - rows * length)
+    batch = batch.to(device)
+    return FlatBatch(
+        tokens_1T=pad(batch.tokens_BS.reshape(1, -1), padding),
+        labels_T1=pad(batch.labels_BS.reshape(-1), padding, value=IGNORE).unsqueeze(1),
+        positions_T=pad(batch.positions_BS.reshape(-1), padding),
+        documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense),
+        num_tokens=num_tokens,
+        want_logits=want_logits,
+    )
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What the last pipeline stage computes."""
+
+    loss_T: Tensor  # fp32, in nats; 0 where there is no label
+    logits_BSV: Tensor | None  # fp32, gathered over the tensor-parallel ranks, padding cut off
+
+
+class CausalLM(GPTModel):
+    """A stage of the model. `forward` gives hidden states [T, 1, H], and on the last stage a ModelOutput."""
+
+    def __init__(
+        self, config: TransformerConfig, block: TransformerBlockSubmodules, vocab_size: int, tied: bool, rope: Rope
+    ) -> None:
+        """`vocab_size` is the published one. It is padded to a multiple of the tensor-parallel size; nobody sees it."""
+        tp = config.tensor_model_parallel_size
+        super().__init__(
+            config,
+            block,
+            vocab_size=-(-vocab_size // tp) * tp,
+            max_sequence_length=0,  # of learned position embeddings only
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=tied,
+            position_embedding_type="none",  # `rope` knows the positions of packed documents
+        )
+        self.rope = rope
+        self.published_vocab_size = vocab_size
+
+    def forward(self, batch: FlatBatch) -> Tensor | ModelOutput:
+        hidden = self.decoder(
+            hidden_states=self.embedding(batch.tokens_1T, None) if self.pre_process else None,
+            attention_mask=None,  # the documents say all
+            rotary_pos_emb=self.rope(batch.positions_T),
+            packed_seq_params=batch.documents,
+        )
+        if not self.post_process:
+            return hidden
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden, weight=weight)
+        self._mask_padding(logits)
+        # Before the loss, which works in place.
+        gathered = self._gather(logits.detach(), batch.documents) if batch.want_logits else None
+        return ModelOutput(self._loss(logits, batch.labels_T1), gathered)
+
+    def _mask_padding(self, logits_T1V: Tensor) -> None:
+        """Rows of the vocabulary that are padding get no probability, and so no gradient."""
+        first = self.pg_collection.tp.rank() * logits_T1V.shape[-1]
+        real = max(0, self.published_vocab_size - first)
+        if real < logits_T1V.shape[-1]:
+            logits_T1V[..., real:] = float("-inf")
+
+    def _loss(self, logits_T1V: Tensor, labels_T1: Tensor) -> Tensor:
+        supervised = labels_T1 != IGNORE
+        loss = vocab_parallel_cross_entropy(logits_T1V, labels_T1.where(supervised, 0), tp_group=self.pg_collection.tp)
+        return loss.where(supervised, 0.0).squeeze(1)
+
+    def _gather(self, logits_T1V: Tensor, documents: Documents) -> Tensor:
+        whole = gather_from_tensor_model_parallel_region(logits_T1V, group=self.pg_collection.tp)
+        cut = whole[: documents.tokens, 0, : self.published_vocab_size]
+        return cut.reshape(documents.rows, documents.length, -1).float().clone()

@@ -1,0 +1,112 @@
+"""AdamW over Megatron's gradient buffers, whole on every data-parallel rank (ddp) or sharded over them (zero1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from torch import Tensor
+
+from engine.schema import Run
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What this rank's optimizer holds of a parameter: its elements [start, end), flattened."""
+
+    start: int
+    end: int
+    main: Tensor  # fp32
+    state: dict[str, Tensor]  # exp_avg and exp_avg_sq, like main, and step
+
+
+class AdamW:
+    """torch's AdamW with weight decay on matrices only, and the gradient norm over all ranks."""
+
+    def __init__(self, run: Run, model: DistributedDataParallel) -> None:
+        settings, bf16 = run.optim, run.precision.name == "bf16"
+        self._clip = settings.clip_grad
+        self._model = model
+        self.updates = 0
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
+            adam_eps=settings.eps,
+            clip_grad=settings.clip_grad,
+            bf16=bf16,
+            params_dtype=torch.bfloat16 if bf16 else torch.float32,
+            use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
+            overlap_param_gather=model.ddp_config.overlap_param_gather,
+        )
+        self._optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+        for group in self._optimizer.param_groups:
+            # megatron-core leaves this product to its own scheduler of learning rates.
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+        self.set_updates(0)
+
+    def zero_grad(self) -> None:
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def step(self, lr: float) -> float:
+        """Clip and update; the gradient norm before clipping. Updates nothing if the norm is not finite. Collective."""
+        self._optimizer.prepare_grads()
+        norm = float(self._optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            return norm
+        if self._clip > 0:
+            # Not megatron-core's own call, in which ranks without a share of the parameters skip a collective.
+            clip_grad_by_total_norm_fp32(self._optimizer.get_parameters(), self._clip, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step_with_ready_grads()
+        self.updates += 1
+        return norm
+
+    def share(self, parameter: Tensor) -> Share | None:
+        """This rank's share of a model parameter, or None."""
+        for optimizer in self._optimizer.chained_optimizers:
+            if isinstance(optimizer, DistributedOptimizer):
+                if parameter in optimizer.model_param_gbuf_map:
+                    within = optimizer._get_model_param_range_map(parameter)["param"]
+                    group, index = optimizer.model_param_group_index_map[parameter]
+                    main = optimizer.optimizer.param_groups[group]["params"][index]
+                    return Share(within.start, within.end, main, optimizer.optimizer.state[main])
+            else:
+                sixteen_bit = isinstance(optimizer, Float16OptimizerWithFloat16Params)
+                main = parameter.main_param if sixteen_bit else parameter
+                return Share(0, parameter.numel(), main, optimizer.optimizer.state[main])
+        return None
+
+    def set_updates(self, updates: int) -> None:
+        """Continue AdamW's bias correction from here; moments that do not exist yet are zero."""
+        self.updates = updates
+        for optimizer in self._optimizer.chained_optimizers:
+            inner = optimizer.optimizer
+            for parameter in (p for group in inner.param_groups for p in group["params"]):
+                state: dict[str, Any] = inner.state[parameter]
+                for moment in MOMENTS:
+                    if moment not in state:
+                        state[moment] = torch.zeros_like(parameter.detach())
+                # A tensor for each: AdamW counts in place, and one shared by all would count once for every parameter.
+                state["step"] = torch.tensor(float(updates))
+
+    def main_to_model(self) -> None:
+        """Bring the model's parameters to what the main copies say. Collective."""
+        for optimizer in self._optimizer.chained_optimizers:
+            if hasattr(optimizer, "_copy_main_params_to_model_params"):  # there is no other copy in plain fp32
+                optimizer._copy_main_params_to_model_params()
+        if self._model.ddp_config.use_distributed_optimizer:
+            self._model.start_param_sync(force_sync=True)

@@ -1,0 +1,97 @@
+"""Rotary position embeddings for packed rows: angles by token, so that positions can restart anywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from engine.errors import UserError
+
+KINDS = ("default", "linear", "llama3", "yarn")
+
+
+class Rope:
+    """Angles of a model's rotary embedding. Called with positions [T], gives fp32 [T, 1, 1, head_dim]."""
+
+    def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> None:
+        """`scaling` is a published `rope_scaling`; UserError if it asks for what is not supported here."""
+        self.kind, self.scaling = scaling_kind(scaling), scaling or {}
+        self.inv_freq = inverse_frequencies(head_dim, theta, self.kind, self.scaling)
+
+    def __call__(self, positions_T: Tensor) -> Tensor:
+        if self.inv_freq.device != positions_T.device:
+            self.inv_freq = self.inv_freq.to(positions_T.device)
+        angles = positions_T.float()[:, None] * self.inv_freq[None, :]
+        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+    def configure(self, config: TransformerConfig) -> None:
+        """Tell megatron-core's attention the factor on cosine and sine that YaRN asks for."""
+        if self.kind == "yarn":
+            config.yarn_rotary_scaling_factor = self.scaling["factor"]
+            config.yarn_mscale = self.scaling.get("mscale") or None
+            config.yarn_mscale_all_dim = self.scaling.get("mscale_all_dim") or None
+
+
+def scaling_kind(scaling: dict[str, Any] | None) -> str:
+    """The checked `rope_type` of a published `rope_scaling`."""
+    if not scaling:
+        return "default"
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in KINDS:
+        raise UserError(f"model.rope_scaling: rope_type '{kind}' is not supported; these are: {', '.join(KINDS)}")
+    needed = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        "yarn": ("factor", "original_max_position_embeddings"),
+    }[kind]
+    if missing := [key for key in needed if scaling.get(key) is None]:
+        raise UserError(f"model.rope_scaling: rope_type '{kind}' needs {', '.join(missing)}")
+    if scaling.get("attention_factor") is not None:
+        raise UserError("model.rope_scaling: attention_factor is not supported; leave it out for YaRN's own")
+    return kind
+
+
+def inverse_frequencies(head_dim: int, theta: float, kind: str, scaling: dict[str, Any]) -> Tensor:
+    """Angle per position of each pair of channels, fp32 [head_dim / 2] (RoFormer, arXiv 2104.09864, section 3.2.2)."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if kind == "linear":
+        return inv_freq / scaling["factor"]
+    if kind == "llama3":
+        return _llama3(inv_freq, scaling)
+    if kind == "yarn":
+        return _yarn(inv_freq, head_dim, theta, scaling)
+    return inv_freq
+
+
+def _blend(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
+    """Between positions squeezed by `factor` (keep 0) and as trained (keep 1)."""
+    return inv_freq / factor * (1 - keep) + inv_freq * keep
+
+
+def _llama3(inv_freq: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """Long waves squeezed, short ones kept, a linear blend between (Llama 3.1's published `rope_type: llama3`)."""
+    turns = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    return _blend(inv_freq, scaling["factor"], ((turns - low) / (high - low)).clamp(0, 1))
+
+
+def _yarn(inv_freq: Tensor, head_dim: int, theta: float, scaling: dict[str, Any]) -> Tensor:
+    """YaRN (arXiv 2309.00071, section 3.2): a linear blend over the channels between two numbers of rotations."""
+
+    def channel(rotations: float) -> float:
+        wavelengths = scaling["original_max_position_embeddings"] / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelengths) / (2 * math.log(theta))
+
+    low, high = channel(scaling.get("beta_fast") or 32), channel(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # A blend of no width would divide by zero; the published implementations widen it by this much.
+    width = (high - low) or 0.001
+    ramp = ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
+    return _blend(inv_freq, scaling["factor"], 1 - ramp)

@@ -1,0 +1,95 @@
+"""The parts that layers are built from: megatron-core's own linear layers, our norm and our core attention."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.tensor_parallel.layers import RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from engine.backends.megatron.attention import CoreAttention
+from hardware.base import Hardware
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm, which megatron-core's local wrapper refuses under sequence parallelism.
+
+    The tag makes megatron-core add up the weight's gradient over the tensor-parallel ranks, each of which sees a share
+    of the sequence.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class BiasedRowParallelLinear(RowParallelLinear):
+    """A row-parallel projection with a bias where `add_bias_linear`, which covers the MLP too, is off."""
+
+    def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
+        super().__init__(*args, bias=True, **kwargs)
+
+
+class SpecProvider(LocalSpecProvider):
+    """megatron-core's provider of local parts, with the hardware's attention and the norm above."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+
+    def layer_norm(self, rms_norm: bool = True, for_qk: bool = False, has_residual: bool = False) -> Any:
+        return RMSNorm
+
+    def core_attention(self) -> Any:
+        return partial(CoreAttention, kernels=self._hardware.attention())
+
+
+def attention_spec(provider: SpecProvider, qk_norm: bool = False, output_bias: bool = False) -> ModuleSpec:
+    """Self-attention with grouped queries; optionally with norms of queries and keys, and a bias on the output."""
+    norm = provider.layer_norm(for_qk=True) if qk_norm else None
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=provider.column_parallel_linear(),
+            core_attention=provider.core_attention(),
+            linear_proj=BiasedRowParallelLinear if output_bias else provider.row_parallel_linear(),
+            q_layernorm=norm,
+            k_layernorm=norm,
+        ),
+    )
+
+
+def mlp_spec(provider: SpecProvider) -> Any:
+    """The dense MLP; gated and with which activation is for the TransformerConfig to say."""
+    parts = MLPSubmodules(linear_fc1=provider.column_parallel_linear(), linear_fc2=provider.row_parallel_linear())
+    return partial(MLP.as_mlp_submodule, submodules=parts)
+
+
+def layer_spec(provider: SpecProvider, attention: ModuleSpec, mlp: Any) -> ModuleSpec:
+    """A pre-norm layer: norm, attention, add, norm, MLP, add."""
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=provider.layer_norm(has_residual=True),
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=provider.layer_norm(has_residual=True),
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def block_spec(config: TransformerConfig, provider: SpecProvider, layer: ModuleSpec) -> TransformerBlockSubmodules:
+    """This pipeline stage's layers, all alike, and the norm after the last one."""
+    return TransformerBlockSubmodules([layer] * get_num_layers_to_build(config), provider.layer_norm())
