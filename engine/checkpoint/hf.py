@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
 from engine.checkpoint.card import CONFIG, Card, copy_tokenizer, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
+from engine.checkpoint.headers import INDEX as HF_INDEX
+from engine.checkpoint.headers import SINGLE
 from engine.checkpoint.index import Shape
 from engine.checkpoint.reader import ShardedSource
-from engine.checkpoint.sources import HF_INDEX, SINGLE
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
 from engine.errors import UserError
 

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.backends.base import TensorSource
-from engine.checkpoint.index import FILE_NAME, Shape, read_json
+from engine.checkpoint.headers import INDEX as HF_INDEX
+from engine.checkpoint.headers import SINGLE, mismatches, read_folder
+from engine.checkpoint.index import Shape
 from engine.checkpoint.paths import find_checkpoint
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
 from engine.errors import UserError
 from engine.family import Family, load_dotted
 
-SINGLE = "model.safetensors"
-HF_INDEX = "model.safetensors.index.json"
 CACHE_BYTES = 2 << 30
-MAX_LISTED = 40
 
 Fill = Callable[[str, Tensor, torch.Generator], None]
 
@@ -80,20 +79,15 @@ class HFSource:
     def __init__(self, folder: Path, aliases: dict[str, str] | None = None) -> None:
         self.folder = folder
         self._files = TensorFiles(folder)
-        listed = _locate(folder)
-        # A name that its file does not hold counts as missing: `check` lists it with the others.
-        held = {file: set(self._files.names(file)) for file in sorted(set(listed.values()))}
-        self._where = {name: file for name, file in listed.items() if name in held[file]}
-        self.shapes: dict[str, Shape] = {}
-        self.dtypes: dict[str, str] = {}
-        for name, file in self._where.items():
-            self.shapes[name] = self._files.shape(file, name)
-            self.dtypes[name] = self._files.dtype(file, name)
+        found = read_folder(folder)
+        self._where = {name: info.file.name for name, info in found.items()}
+        self.shapes: dict[str, Shape] = {name: info.shape for name, info in found.items()}
+        self.dtypes: dict[str, str] = {name: info.dtype for name, info in found.items()}
         self.aliases = aliases or {}
         self._also = {target: alias for alias, target in self.aliases.items()}
 
     def check(self, published: dict[str, Shape]) -> None:
-        """UserError listing every tensor that is missing, of another shape, or unknown to the model.
+        """UserError listing every tensor that is missing or of another shape.
 
         Also if both names of a tied tensor are stored with different values.
         """
@@ -153,47 +147,13 @@ def find_weights(path: Path) -> Path:
 
 
 def check_shapes(folder: Path, stored: dict[str, Shape], published: dict[str, Shape], aliases: dict[str, str]) -> None:
-    """UserError listing every tensor that is missing, of another shape, or unknown to the model.
+    """UserError listing every tensor that is missing or of another shape.
 
-    A tied tensor may be stored under its name, its alias or both.
+    A tied tensor may be stored under its name, its alias or both. Tensors that the model has no use for are the
+    controller's to report.
     """
-    found = dict(stored)
-    for alias, target in aliases.items():
-        if target not in found and alias in found:
-            found[target] = found[alias]
-    wanted = published | {alias: published[target] for alias, target in aliases.items() if alias in found}
-    problems = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if name not in found]
-    problems += [
-        f"shape: {name} is {list(found[name])}, the model needs {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    # Old exports carry the rotary frequencies, which follow from the config.
-    problems += [
-        f"unknown: {name} {list(shape)}"
-        for name, shape in found.items()
-        if name not in wanted and not name.endswith("rotary_emb.inv_freq")
-    ]
-    if problems:
-        listed = problems[:MAX_LISTED]
-        if len(problems) > MAX_LISTED:
-            listed.append(f"... and {len(problems) - MAX_LISTED} more")
-        raise UserError(f"{folder}: {len(problems)} tensors do not fit the model\n  " + "\n  ".join(listed))
-
-
-def _locate(folder: Path) -> dict[str, str]:
-    """Which file of the folder holds which tensor."""
-    if (folder / HF_INDEX).is_file():
-        where = read_json(folder / HF_INDEX).get("weight_map")
-        if not isinstance(where, dict) or not where:
-            raise UserError(f"{folder / HF_INDEX}: has no 'weight_map'")
-        for name, file in where.items():
-            if not isinstance(file, str) or not FILE_NAME.fullmatch(file):
-                raise UserError(f"{folder / HF_INDEX}: '{name}' lies in {file!r}, which is no file of this folder")
-        return where
-    if not (folder / SINGLE).is_file():
-        raise UserError(f"{folder}: no {SINGLE} and no {HF_INDEX}; this is no Hugging Face weights directory")
-    return dict.fromkeys(TensorFiles(folder).names(SINGLE), SINGLE)
+    if problems := mismatches(stored, published, aliases):
+        raise UserError(f"{folder}: the tensors are not those of this model:\n  " + "\n  ".join(problems))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

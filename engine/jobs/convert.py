@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.backends.base import TensorSource
+from engine.checkpoint.card import Card
 from engine.checkpoint.config import DTYPE_OF
+from engine.checkpoint.headers import by_layer
 from engine.checkpoint.hf import export_hf
 from engine.checkpoint.index import load_index
 from engine.checkpoint.origin import make_card
 from engine.checkpoint.paths import find_checkpoint, step_folder
 from engine.checkpoint.sharded import save_sharded
-from engine.checkpoint.sources import open_weights
+from engine.checkpoint.sources import HFSource, open_weights
 from engine.context import Context
 from engine.errors import UserError
 
@@ -52,17 +55,27 @@ def to_sharded(context: Context) -> None:
         raise UserError("job=convert job.to=sharded needs model.weights: a Hugging Face directory")
     source = open_weights(Path(run.model.weights), context.family, run.model)
     card = make_card(run, context.family)
+    _check_lossless(context, source, card)
+    backend = context.build_backend("weights")
+    backend.load_state(source, ("param",))
+    out = Path(run.job.out) if run.job.out else step_folder(context.run_dir, 0)
+    save_sharded(out, backend.state(("param",)), {"step": 0, "from": str(run.model.weights)}, context.comm, card)
+    _done(context, "checkpoint", out)
+
+
+def _check_lossless(context: Context, source: TensorSource, card: Card) -> None:
+    """UserError if a tensor has no place in the model, or a dtype that the model's precision would round."""
+    run = context.run
+    if isinstance(source, HFSource):
+        left = [n for n in source.shapes if n not in card.stored and not n.endswith("rotary_emb.inv_freq")]
+        if left:
+            raise UserError(f"{source.folder}: {run.family} has no place for {', '.join(by_layer(left))}")
     lost = sorted(set(card.stored.values()) - EXACT[run.precision.name])
     if lost:
         raise UserError(
             f"{run.model.weights}: holds {', '.join(lost)} tensors, which precision={run.precision.name} would round; "
             "convert with precision=fp32"
         )
-    backend = context.build_backend("weights")
-    backend.load_state(source, ("param",))
-    out = Path(run.job.out) if run.job.out else step_folder(context.run_dir, 0)
-    save_sharded(out, backend.state(("param",)), {"step": 0, "from": str(run.model.weights)}, context.comm, card)
-    _done(context, "checkpoint", out)
 
 
 def _done(context: Context, what: str, out: Path) -> None:

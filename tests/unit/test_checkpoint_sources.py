@@ -112,16 +112,12 @@ def test_hf_lists_all_that_does_not_fit(tmp_path: Path) -> None:
     tensors = random_weights(config)
     del tensors["lm_head.weight"], tensors["model.layers.0.self_attn.k_norm.weight"]
     tensors["model.norm.weight"] = torch.zeros(7)
-    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(8)
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(2)
     with pytest.raises(UserError) as caught:
         open_weights(write_hf(tmp_path / "hf", tensors), family, config)
     text = str(caught.value)
-    assert "4 tensors do not fit" in text
-    assert "missing: lm_head.weight [13, 6]" in text
-    assert "missing: model.layers.0.self_attn.k_norm.weight [4]" in text
-    assert "shape: model.norm.weight is [7], the model needs [6]" in text
-    assert "unknown: model.layers.0.self_attn.q_proj.bias [8]" in text
+    assert "missing: lm_head.weight" in text
+    assert "missing: model.layers.0.self_attn.k_norm.weight" in text
+    assert "misshapen: model.norm.weight has shape [7]" in text
 
 
 def test_hf_missing_and_damaged_files(tmp_path: Path) -> None:
@@ -135,26 +131,12 @@ def test_hf_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors: .*truncated"):
         open_weights(folder, family, config)
     shard.unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors: no such file"):
+    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors: missing"):
         open_weights(folder, family, config)
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("model-00002-of", "../model-00002-of"))
-    with pytest.raises(UserError, match="no file of this folder"):
+    with pytest.raises(UserError, match="not a safetensors file of this folder"):
         open_weights(folder, family, config)
-
-
-def test_a_name_that_its_file_lacks_counts_as_missing(tmp_path: Path) -> None:
-    config = tiny()
-    folder = write_hf(tmp_path / "hf", random_weights(config), shards=2)
-    index = folder / "model.safetensors.index.json"
-    data = json.loads(index.read_text())
-    data["weight_map"]["model.norm.weight"] = {
-        "model-00001-of-00002.safetensors": "model-00002-of-00002.safetensors",
-        "model-00002-of-00002.safetensors": "model-00001-of-00002.safetensors",
-    }[data["weight_map"]["model.norm.weight"]]
-    index.write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"missing: model\.norm\.weight \[6\]"):
-        open_weights(folder, load_family("qwen3"), config)
 
 
 def test_checkpoint_and_run_folder_as_weights(tmp_path: Path) -> None:
@@ -167,4 +149,4 @@ def test_checkpoint_and_run_folder_as_weights(tmp_path: Path) -> None:
         assert torch.equal(got, tensors["model.norm.weight"])
     with pytest.raises(UserError, match=r"missing: model\.layers\.1\.") as caught:
         open_weights(folder, family, tiny(num_hidden_layers=2))
-    assert "11 tensors do not fit" in str(caught.value)
+    assert str(caught.value).count("missing: ") == 11
