@@ -52,7 +52,7 @@ def load_run(path: Path) -> Run:
         raise UserError(f"{path}: schema_version is {version!r}; this is not the frozen config of a run")
     if version > SCHEMA_VERSION:
         raise UserError(
-            f"{path}: written with schema version {version}; this Zooforge reads up to {SCHEMA_VERSION} and needs updating"
+            f"{path}: has schema version {version}, and this Zooforge reads up to {SCHEMA_VERSION}; update Zooforge"
         )
     job = values.get("job") or {}
     name = job.get("name") if isinstance(job, dict) else None

@@ -31,6 +31,11 @@ def get(name: str = "auto") -> Hardware:
     return plugin
 
 
+def plugin(name: str) -> Hardware:
+    """The plugin `name`, whether its hardware is here or not: for commands that are only printed."""
+    return _load(name)
+
+
 def _load(name: str) -> Hardware:
     if name in PLUGINS:
         module, _, attribute = PLUGINS[name].partition(":")

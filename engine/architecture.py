@@ -1,0 +1,163 @@
+"""`model.weights=DIR`: the directory's own config.json is the architecture. Free of torch and transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from engine.checkpoint.headers import mismatches, read_folder, unused
+from engine.checkpoint.index import load_index
+from engine.checkpoint.paths import is_checkpoint, newest
+from engine.compose import family_folder
+from engine.errors import UserError
+from engine.family import Family, load_dotted
+from engine.schema import MODEL_ONLY_KEYS
+
+CONFIG = "config.json"
+# Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
+FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
+
+
+def find_weights(path: str, setting: str = "model.weights") -> Path:
+    """The folder that holds config.json and the weights: a Hugging Face directory, a sharded checkpoint of ours, or
+    within a run folder its hf/ or its newest checkpoint. Links are followed, since `latest` moves. UserError if none.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        hint = "; models are not downloaded, name a directory that is here" if path.count("/") == 1 else ""
+        what = "a file" if folder.is_file() else "no such directory"
+        raise UserError(f"{setting}={path}: {what}; it should be a directory with config.json and *.safetensors{hint}")
+    folder = folder.resolve()
+    if (folder / CONFIG).is_file():
+        return folder
+    inside = folder / "hf" if (folder / "hf" / CONFIG).is_file() else newest(folder)
+    if inside is None:
+        kind = (
+            "a run folder without hf/ and without a complete checkpoint"
+            if (folder / "config.yaml").is_file()
+            else (f"there is no {CONFIG} in it")
+        )
+        raise UserError(f"{setting}={path}: {kind}; it should be a directory with config.json and *.safetensors")
+    return inside
+
+
+def read_architecture(folder: Path, family: Family) -> Any:
+    """The family's config class filled from a directory's config.json; absent keys have the reference's defaults.
+
+    Reads the spelling of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`). The model's name is
+    that of the family's size with the same architecture, or `custom`.
+    Raises UserError for another family's config and for values of a wrong type.
+    """
+    path = folder / CONFIG
+    published = _read_json(path)
+    if published.get("model_type") != family.model_type:
+        raise UserError(
+            f"{path}: model_type is {published.get('model_type')!r}, and the {family.name} family is "
+            f"'{family.model_type}'; use the family that these weights belong to"
+        )
+    cls = load_dotted(family.config)
+    known = {f.name for f in dataclasses.fields(cls)} - set(MODEL_ONLY_KEYS)
+    values = {key: value for key, value in _rope(published).items() if key in known}
+    if isinstance(values.get("eos_token_id"), list):
+        # Several ends of text: generation_config.json keeps them all, training needs one.
+        values["eos_token_id"] = next(iter(values["eos_token_id"]), None)
+    kinds = set(published.get("layer_types") or ["full_attention"])
+    if kinds != {"full_attention"} and not values.get("use_sliding_window"):
+        raise UserError(f"{path}: layer_types holds {', '.join(sorted(kinds))} but use_sliding_window is not true")
+    try:
+        model = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), {**values, "name": "custom"}))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        raise UserError(f"{path}: {key}={values.get(str(key))!r} is not what the key takes") from None
+    model.name = _size_name(model, family)
+    return model
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return value
+
+
+def _rope(published: dict[str, Any]) -> dict[str, Any]:
+    """The published keys with rotary settings spelled as transformers 4 does."""
+    parameters = published.get("rope_parameters")
+    if not isinstance(parameters, dict):
+        return published
+    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    plain = scaling.get("rope_type", "default") == "default"
+    theta = {"rope_theta": float(parameters["rope_theta"])} if "rope_theta" in parameters else {}
+    return published | theta | {"rope_scaling": None if plain else scaling}
+
+
+def architecture(model: Any) -> dict[str, Any]:
+    """The keys that make two models the same or different."""
+    skipped = {*MODEL_ONLY_KEYS, *FREE_KEYS} | (
+        set() if getattr(model, "use_sliding_window", False) else {"max_window_layers", "sliding_window"}
+    )
+    return {key: value for key, value in vars(model).items() if key not in skipped}
+
+
+def differences(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
+    """Architecture keys in which two models differ, with both values."""
+    a, b = architecture(mine), architecture(theirs)
+    return [(key, a.get(key), b.get(key)) for key in a | b if a.get(key) != b.get(key)]
+
+
+def _size_name(model: Any, family: Family) -> str:
+    for file in sorted((family_folder(family) / "model").glob("*.yaml")):
+        size = type(model)(**yaml.safe_load(file.read_text()))
+        if not differences(model, size):
+            return file.stem
+    return "custom"
+
+
+def adopt(model: Any, named: dict[str, str], family: Family, folder: Path, setting: str) -> Any:
+    """The architecture of `folder`, with the user's own free keys.
+
+    `named` is what the user spelled out: a size or a key that says something else is a UserError naming both values.
+    """
+    theirs = read_architecture(folder, family)
+    mine = {key.partition(".")[2] for key in named if key.startswith("model.")} - set(MODEL_ONLY_KEYS)
+    sized = "model" in named
+    conflicts = [d for d in differences(model, theirs) if sized or d[0] in mine]
+    if conflicts:
+        raise UserError(
+            "\n".join(
+                f"{f'model.{key}={a}' if key in mine else f'model={model.name} has {key}={a}'}, "
+                f"but {folder / CONFIG} has {key}={b}; leave it out, and {setting} decides"
+                for key, a, b in conflicts
+            )
+        )
+    for key in mine & FREE_KEYS:
+        setattr(theirs, key, getattr(model, key))
+    if sized:
+        theirs.name = model.name
+    return theirs
+
+
+def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
+    """Compare the files of a weights folder with what the model needs; names of tensors it has no use for.
+
+    Raises UserError, everything that is wrong at once.
+    """
+    weights = load_dotted(family.weights)(model)
+    if is_checkpoint(folder):
+        found = load_index(folder).shapes("param")
+    else:
+        found = {name: info.shape for name, info in read_folder(folder).items()}
+    if problems := mismatches(found, weights.published, weights.aliases):
+        raise UserError(
+            f"{folder}: these weights are not those of its {CONFIG}:" + "".join(f"\n  {p}" for p in problems)
+        )
+    return unused(found, weights.published, weights.aliases)

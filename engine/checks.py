@@ -1,0 +1,186 @@
+"""Values that no run can have, whatever the layout: out of range, unknown, or asked of the wrong job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UserError
+from engine.family import Family
+from engine.schema import Run
+from engine.suggest import did_you_mean
+
+COUNTS = {
+    "data": (
+        *("vocab_size", "seq_len", "global_batch_size", "micro_batch_size"),
+        *("shuffle_rows", "prefetch", "workers"),
+    ),
+    "parallelism": ("tp", "pp", "cp", "ep", "dp", "shard_size"),
+    "schedule": ("steps", "decay_steps"),
+    "checkpoint": ("save_interval", "keep_last", "keep_every"),
+    "logger": ("interval",),
+    "launcher": ("nodes", "nproc_per_node"),
+    "job": ("eval_interval", "eval_rows", "max_new_tokens", "top_k"),
+    "model": (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+    ),
+}
+NOT_NEGATIVE = (
+    *("seed", "data.max_bad_samples", "optim.weight_decay", "optim.clip_grad", "schedule.warmup_steps"),
+    *("launcher.node_rank", "job.temperature", "job.sample_tokens", "model.initializer_range"),
+)
+POSITIVE = ("optim.lr", "optim.eps", "model.rms_norm_eps", "model.rope_theta")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Keys whose value, where there is one, must pass `test`."""
+
+    keys: tuple[str, ...]
+    test: Callable[[Any], bool]
+    words: str
+
+
+RANGES = (
+    Range(
+        tuple(f"{group}.{key}" for group, keys in COUNTS.items() for key in keys),
+        lambda v: v >= 1,
+        "a whole number of at least 1",
+    ),
+    Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
+    Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),
+    Range(("data.held_out",), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
+    Range(("schedule.min_lr_ratio", "model.attention_dropout"), lambda v: 0 <= v <= 1, "from 0 to 1"),
+    Range(("launcher.master_port",), lambda v: 1 <= v <= 65535, "a port from 1 to 65535"),
+    Range(("seed",), lambda v: v < 2**63, "less than 2**63"),
+    Range(
+        ("optim.betas",), lambda v: len(v) == 2 and all(0 <= b < 1 for b in v), "two numbers, each at least 0 and < 1"
+    ),
+)
+
+CHOICES = {
+    "backend": ("megatron", "native"),
+    "data.packing": ("online", "offline"),
+    "parallelism.recompute": ("none", "selective", "full"),
+    "parallelism.strategy": ("ddp", "zero1", "fsdp", "hsdp"),
+    "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
+    "job.to": ("hf", "sharded"),
+}
+RESERVED_IDS = ("latest", "sweeps")
+RESERVED = " or ".join(RESERVED_IDS)
+
+
+def check(run: Run, family: Family) -> None:
+    """Raise a UserError that lists, one a line, all values that cannot be."""
+    problems = [*_ranges(run), *_choices(run), *_names(run, family), *_model(run.model)]
+    problems += [] if problems else [*_schedule(run), *_job(run)]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def value_at(run: Run, key: str) -> Any:
+    """A dotted key's value; None where this run has no such key."""
+    try:
+        return attrgetter(key)(run)
+    except AttributeError:
+        return None
+
+
+def _ranges(run: Run) -> Iterator[str]:
+    for rule in RANGES:
+        for key in rule.keys:
+            value = value_at(run, key)
+            # A comparison with NaN is false, so NaN never passes.
+            if value is not None and not rule.test(value):
+                yield f"{key}={_text(value)}: must be {rule.words}"
+
+
+def _text(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def _choices(run: Run) -> Iterator[str]:
+    for key, choices in CHOICES.items():
+        value = value_at(run, key)
+        if value is not None and value not in choices:
+            near = did_you_mean(value, choices)
+            yield f"{key}={value}: there is no such choice{near}; it is one of {', '.join(choices)}"
+
+
+def _names(run: Run, family: Family) -> Iterator[str]:
+    if run.task.name not in family.tasks:
+        yield f"task={run.task.name}: {family.name} has no such task; its tasks are {', '.join(family.tasks)}"
+    name = run.run_id
+    if name is not None:
+        plain = name.replace("-", "").replace("_", "").replace(".", "")
+        if not plain.isalnum() or name.startswith(".") or not name.isascii() or name in RESERVED_IDS:
+            yield f"run_id={name}: it names a folder; use letters, digits, '-', '_' and '.', and not {RESERVED}"
+    if not run.output_dir.strip():
+        yield "output_dir is empty; name a folder, such as outputs"
+
+
+def _model(model: Any) -> Iterator[str]:
+    heads, groups = (getattr(model, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if heads and groups and groups > 0 and heads % groups:
+        yield f"model.num_attention_heads={heads} must be a multiple of model.num_key_value_heads={groups}"
+    head_dim = getattr(model, "head_dim", None)
+    if head_dim and head_dim % 2:
+        yield f"model.head_dim={head_dim} must be even, since rotary embeddings turn pairs"
+
+
+def _schedule(run: Run) -> Iterator[str]:
+    schedule, steps = run.schedule, run.schedule.steps
+    if schedule.warmup_steps > steps:
+        yield f"schedule.warmup_steps={schedule.warmup_steps} is more than schedule.steps={steps}; it must not be"
+    if schedule.decay_steps is not None and schedule.name != "wsd":
+        yield f"schedule.decay_steps={schedule.decay_steps}: only schedule=wsd has it, and this is {schedule.name}"
+    elif (schedule.decay_steps or 0) + schedule.warmup_steps > steps:
+        yield (
+            f"schedule.warmup_steps={schedule.warmup_steps} and schedule.decay_steps={schedule.decay_steps} "
+            f"are together more than schedule.steps={steps}; they must fit into it"
+        )
+
+
+def _job(run: Run) -> Iterator[str]:
+    job, weights = run.job.name, run.model.weights
+    if run.prompt is not None and job != "sample":
+        yield f"prompt: only job=sample takes one, and this is job={job}; add job=sample or leave prompt out"
+    if run.grad and job != "forward":
+        yield f"grad=true: only job=forward gives gradients, and this is job={job}; add job=forward or leave grad out"
+    if run.data.inputs is not None and job != "forward":
+        yield f"data.inputs: only job=forward takes a batch, and this is job={job}; add job=forward or leave it out"
+    if run.checkpoint.resume is not None and job != "train":
+        yield f"checkpoint.resume: only job=train resumes, and this is job={job}; model.weights takes a run's weights"
+    if job == "forward":
+        yield from _inputs(run.data.inputs)
+    if job == "sample":
+        if run.prompt is None:
+            yield 'prompt is missing; job=sample continues one, for example prompt="import "'
+        if weights is None:
+            yield f"model.weights is missing; job=sample needs it, for example outputs/{run.family}/latest/hf"
+    if job == "convert":
+        yield from _convert(run)
+
+
+def _inputs(path: str | None) -> Iterator[str]:
+    if path is None:
+        yield "data.inputs is missing; job=forward needs a safetensors file with the model's inputs"
+    elif not Path(path).expanduser().is_file():
+        yield f"data.inputs={path}: no such file; it should be a safetensors file with the model's inputs"
+
+
+def _convert(run: Run) -> Iterator[str]:
+    source, weights = run.job.source, run.model.weights
+    if run.job.to == "hf" and source is None:
+        yield "job.source is missing; job=convert job.to=hf reads a run folder or one of its checkpoints there"
+    if run.job.to == "hf" and weights is not None:
+        yield "model.weights: job=convert job.to=hf reads job.source instead; leave it out"
+    if run.job.to == "sharded" and weights is None:
+        yield "model.weights is missing; job=convert job.to=sharded reads a Hugging Face directory there"
+    if run.job.to == "sharded" and source is not None:
+        yield "job.source: job=convert job.to=sharded reads model.weights instead; leave it out"

@@ -1,0 +1,165 @@
+"""The controller: `python -m zoo.<family> key=value ...` and `zoo`. Never imports torch or transformers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.errors import EXIT_USER, UserError
+from engine.schema import Run
+
+
+def main(family: str, arguments: list[str] | None = None) -> NoReturn:
+    """Run a family's command line and leave with its exit status."""
+    sys.exit(guarded(lambda: command(family, sys.argv[1:] if arguments is None else arguments)))
+
+
+def console() -> NoReturn:
+    """The `zoo` command: `zoo list`, `zoo <family> key=value ...`."""
+    from engine.help import list_families, zoo_help
+
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.exit(guarded(lambda: _print(zoo_help())))
+    if words[0] == "--version":
+        sys.exit(guarded(lambda: _print(_version())))
+    if words[0] == "list":
+        sys.exit(guarded(lambda: _print(list_families())))
+    main(words[0], words[1:])
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run a command; a user's mistake is one `error:` line for each thing that is wrong, and status 2."""
+    from hardware.base import HardwareError
+
+    try:
+        return work()
+    except (UserError, HardwareError) as error:
+        for line in str(error).splitlines():
+            # Indented lines belong to the error above them.
+            print(line if line.startswith("  ") else f"error: {line}", file=sys.stderr)
+        return EXIT_USER
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left; nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def prepare(family: str, overrides: list[str]) -> Run:
+    """The run that these overrides describe: composed, checked and resolved. UserError, one mistake a line."""
+    from engine.plan import plan
+
+    return plan(family, overrides).run
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help shows what there is")
+
+
+def _parser(family: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"python -m zoo.{family}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("-m", "--multirun", action="store_true")
+    return parser
+
+
+def command(family: str, words: list[str]) -> int:
+    """One command line of a family; the exit status."""
+    from engine.family import load_family
+
+    load_family(family)
+    options = _parser(family).parse_intermixed_args(words)
+    overrides: list[str] = options.overrides
+    if options.version:
+        return _print(_version())
+    if options.help:
+        from engine.help import family_help
+
+        return _print(family_help(family, overrides))
+    if options.multirun:
+        from engine.sweep import sweep
+
+        return sweep(family, overrides, show=options.cfg is not None)
+    if options.cfg:
+        from engine.freeze import to_yaml
+
+        return _print(to_yaml(prepare(family, overrides)).rstrip())
+    return start(family, overrides)
+
+
+def start(family: str, overrides: list[str]) -> int:
+    """Plan a run and, unless it is only to be printed, start it and wait for it."""
+    from engine.plan import plan
+
+    planned = plan(family, overrides)
+    for note in planned.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if planned.run.launcher.name == "print":
+        from engine.launch.show import commands
+
+        return _print(commands(planned.run, planned.hardware, overrides))
+    from engine.launch import launch
+    from engine.rundir import open_folder
+
+    folder = open_folder(planned.run, command_line(family, overrides), planned.resuming)
+    try:
+        status = launch(planned.run, folder, planned.hardware)
+    except BaseException:
+        if not folder.kept():
+            folder.take_back()
+        raise
+    return _close(planned.run, folder, status)
+
+
+def _close(run: Run, folder: Any, status: int) -> int:
+    """Say where the run is; take its folder back if it was refused before anything came of it."""
+    from engine.errors import EXIT_INTERRUPTED
+
+    if status in (EXIT_USER, 130, 143) and not folder.kept():
+        folder.take_back()
+        return status
+    result = folder.path / "result.json"
+    if status and (not result.is_file() or result.stat().st_mtime < folder.started):
+        state = {"status": "failed", "job": run.job.name, "message": f"exit status {status}"}
+        result.write_text(json.dumps(state, indent=1) + "\n")
+    if status == EXIT_INTERRUPTED:
+        print(f"continue with: checkpoint.resume={folder.path}", file=sys.stderr)
+    return status
+
+
+def command_line(family: str, overrides: list[str]) -> str:
+    """A command for a shell that repeats this one."""
+    return shlex.join([*program(family), *overrides])
+
+
+def program(family: str) -> list[str]:
+    """How this Python runs a family: by its short name where a shell finds the same one."""
+    here = shutil.which("python")
+    same = here is not None and Path(here).absolute() == Path(sys.executable).absolute()
+    return ["python" if same else sys.executable, "-m", f"zoo.{family}"]
+
+
+def _version() -> str:
+    try:
+        return f"zooforge {version('zooforge')}"
+    except PackageNotFoundError:
+        return "zooforge (from its source tree)"
+
+
+def _print(text: str) -> int:
+    print(text, flush=True)
+    return 0

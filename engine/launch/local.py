@@ -1,0 +1,68 @@
+"""`launcher=local`: all ranks on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import engine
+from engine.launch.supervise import Worker, die_with_parent, supervise
+from engine.rundir import RunFolder
+from engine.schema import Run
+from hardware.base import Hardware
+
+
+def launch(run: Run, folder: RunFolder, hardware: Hardware) -> int:
+    """Start the ranks; rank 0 has the terminal, the others write to logs/. The exit status of the run."""
+    world = run.launcher.nproc_per_node or 1
+    port = run.launcher.master_port or free_port()
+    workers: list[Worker] = []
+    command = [sys.executable, "-m", "engine.worker", str(folder.config)]
+    for rank in range(world):
+        environment = worker_environment(hardware, rank, world) | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": run.launcher.master_addr,
+            "MASTER_PORT": str(port),
+        }
+        log = folder.logs(rank) if rank else None
+        workers.append(Worker(f"rank {rank}", start(command, environment, folder.lock, log), log))
+    return supervise(workers)
+
+
+def start(command: list[str], environment: dict[str, str], lock: int, log: Path | None) -> subprocess.Popen[bytes]:
+    """A process that holds the run's lock and ends with this one. Without a log it has the terminal."""
+    output = log.open("ab") if log else None
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            pass_fds=(lock,),
+            stdin=subprocess.DEVNULL if log else None,
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent,
+        )
+    finally:
+        if output:
+            output.close()
+
+
+def worker_environment(hardware: Hardware, local_rank: int, nproc: int) -> dict[str, str]:
+    """This process's environment, what the hardware wants, and the place that Zooforge is imported from."""
+    root = str(Path(engine.__file__ or "").parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, **hardware.launch_env(local_rank, nproc)}
+    return environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,116 @@
+"""Fill in everything a run leaves open. Pure: the same config and the same machine give the same result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from engine.errors import UserError
+from engine.schema import Launcher, Parallelism, Run
+
+DEFAULT_PORT = 29500
+
+
+def model_ranks(layout: Parallelism) -> int:
+    """Ranks that hold one copy of the model, data parallelism apart."""
+    return layout.tp * layout.pp * layout.cp
+
+
+def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
+    """The run with every open value decided; the argument is left as it was.
+
+    `devices`: accelerators of one node; 0 on a CPU, where the layout says how many processes are ranks.
+    `run_id`: what an unnamed run is called. Raises UserError where ranks and layout cannot agree.
+    """
+    layout, launcher = _ranks(run, devices)
+    data, schedule, checkpoint, job = run.data, run.schedule, run.checkpoint, run.job
+    steps = schedule.steps
+    if launcher.name == "torchrun" or launcher.nodes > 1:
+        launcher = _filled(launcher, master_port=DEFAULT_PORT, node_rank=0 if launcher.nodes == 1 else None)
+    data = _filled(
+        data,
+        vocab_size=getattr(run.model, "vocab_size", None) if data.tokenizer is None else None,
+        cache_dir=f"{run.output_dir}/cache",
+    )
+    if schedule.name == "wsd":
+        schedule = _filled(schedule, decay_steps=max(1, min(steps // 5, steps - schedule.warmup_steps)))
+    if run.model.weights is None:
+        checkpoint = _filled(checkpoint, export_dtype=run.precision.name)
+    checkpoint = _filled(checkpoint, save_interval=steps)
+    if job.name == "train":
+        job = _filled(job, eval_interval=max(1, steps // 10))
+    return dataclasses.replace(
+        run,
+        run_id=run.run_id or run_id,
+        data=data,
+        parallelism=layout,
+        schedule=schedule,
+        checkpoint=checkpoint,
+        launcher=launcher,
+        job=job,
+    )
+
+
+def _filled(group: Any, **defaults: Any) -> Any:
+    """The group with these values where it has None."""
+    return dataclasses.replace(group, **{k: v for k, v in defaults.items() if getattr(group, k) is None})
+
+
+def _ranks(run: Run, devices: int) -> tuple[Parallelism, Launcher]:
+    """Decide how many ranks a node runs and how many replicas that makes."""
+    layout, launcher = run.parallelism, run.launcher
+    need, nodes = model_ranks(layout), launcher.nodes
+    if launcher.nproc_per_node is not None:
+        world = nodes * launcher.nproc_per_node
+    elif layout.dp is not None:
+        world = need * layout.dp
+    elif devices and (launcher.name != "print" or nodes * devices >= need):
+        world = nodes * devices
+    else:
+        world = math.lcm(need * _least_replicas(layout), nodes)
+    _check_world(run, world, need, devices)
+    layout = dataclasses.replace(layout, dp=world // need)
+    return layout, dataclasses.replace(launcher, nproc_per_node=world // nodes)
+
+
+def _least_replicas(layout: Parallelism) -> int:
+    """Replicas on a machine that does not suggest a number: as few as show the strategy."""
+    return 2 * (layout.shard_size or 1) if layout.strategy == "hsdp" else 1
+
+
+def _check_world(run: Run, world: int, need: int, devices: int) -> None:
+    layout, launcher = run.parallelism, run.launcher
+    nodes = launcher.nodes
+    spelled = " x ".join(f"{k} {getattr(layout, k)}" for k in ("tp", "pp", "cp") if getattr(layout, k) > 1) or "tp 1"
+    if layout.dp is not None and world != need * layout.dp:
+        want = need * layout.dp
+        raise UserError(
+            f"parallelism={layout.name} ({spelled} x dp {layout.dp}) needs {want} ranks, but launcher.nodes={nodes} x "
+            f"launcher.nproc_per_node={launcher.nproc_per_node} gives {world}; " + _ways(want, nodes, world, need)
+        )
+    if world % need:
+        where = (
+            f"launcher.nproc_per_node={launcher.nproc_per_node}" if launcher.nproc_per_node else f"{devices} devices"
+        )
+        raise UserError(
+            f"parallelism={layout.name} ({spelled}) needs a multiple of {need} ranks, but {where} on {nodes} "
+            f"node{'s' if nodes > 1 else ''} gives {world}; " + _ways(need * max(1, world // need), nodes, world, need)
+        )
+    if world % nodes:
+        raise UserError(f"launcher.nodes={nodes} does not divide the {world} ranks of parallelism={layout.name}")
+    if devices and world // nodes > devices and launcher.name != "print":
+        raise UserError(
+            f"parallelism={layout.name} ({spelled}) needs {world // nodes} devices, and this machine has {devices}; "
+            "use a smaller layout, or several nodes with launcher=torchrun launcher.nodes=..."
+        )
+
+
+def _ways(want: int, nodes: int, world: int, need: int) -> str:
+    """What would make ranks and layout agree."""
+    ways = []
+    if want % nodes == 0:
+        ways.append(f"launcher.nproc_per_node={want // nodes}")
+    if world % need == 0:
+        ways.append(f"parallelism.dp={world // need}")
+    return f"set {' or '.join(ways)}" if ways else "change the layout or the number of nodes"
