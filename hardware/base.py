@@ -105,7 +105,7 @@ class Hardware(ABC):
 
     @abstractmethod
     def supports(self, capability: str) -> bool:
-        """`compile`, `pin_memory`, `overlap`: what the code may use here."""
+        """`compile`, `pin_memory`, `overlap`, `fused_adamw`, `tf32`: what the code may use here."""
 
     # stage 4
     @abstractmethod

@@ -1,0 +1,197 @@
+"""The native backend: a reference module, wrapped by a strategy, behind the backend protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
+from engine.backends.native.attention import inputs
+from engine.backends.native.failures import gather_bad_samples
+from engine.backends.native.shards import Shard
+from engine.backends.native.strategies import Strategy, local_grads
+from engine.data.batch import IGNORE, Batch
+from engine.optim.adamw import MOMENTS, AdamW
+from engine.optim.clip import clip_, squared_norm
+
+LossSum = Callable[[Tensor, Tensor], Tensor]
+
+
+class NativeBackend:
+    """One rank of a data-parallel group that is the whole world."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: Optional[AdamW],
+        device: torch.device,
+        ranks: tuple[int, int],
+        parameters_total: int,
+        clip_grad: float,
+        autocast: bool,
+        loss_sum: LossSum,
+    ) -> None:
+        """`ranks` is (rank, world size)."""
+        self.dp_rank, self.dp_size = ranks
+        self.parameters_total = parameters_total
+        self._strategy, self._optimizer, self._device = strategy, optimizer, device
+        self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
+        self._shards = [shard for shard in strategy.shards if shard.local.numel()]
+        self._updated = [shard for shard in self._shards if shard.updated]
+        self._owned = [shard for shard in self._shards if shard.owned]
+
+    # training
+
+    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        assert self._optimizer is not None, "built without an optimizer"
+        losses, tokens = self._accumulate(batches)
+        sums = torch.stack(
+            [torch.stack(losses).double().sum(), squared_norm(local_grads(self._owned), self._device), tokens]
+        )
+        self._all_reduce(sums[:2])
+        loss, square, count = sums.tolist()  # the step's only wait for the device
+        norm = math.sqrt(square) if square >= 0 else math.nan
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._zero_grad()
+            return StepResult(loss, int(count), norm, *gather_bad_samples(losses, batches, self.dp_rank, self.dp_size))
+        self._update(norm, lr)
+        return StepResult(loss, int(count), norm)
+
+    def _accumulate(
+        self, batches: Sequence[Batch], keep: Optional[Callable[[Tensor], None]] = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Gradients of the global mean loss. Returns the micro-batches' loss sums and the global number of tokens."""
+        tokens = self._count(batches)
+        # DDP and FSDP average over the ranks; the loss is the sum over them, divided by the global count.
+        scale = (self.dp_size / tokens.clamp(min=1)).float()
+        losses = []
+        for index, batch in enumerate(batches):
+            with self._strategy.synchronised(last=index == len(batches) - 1):
+                loss = self._loss(batch, keep)
+                (loss * scale).backward()
+            losses.append(loss.detach())
+        return losses, tokens
+
+    def _loss(self, batch: Batch, keep: Optional[Callable[[Tensor], None]] = None) -> Tensor:
+        batch = batch.to(self._device)
+        with self._precision():
+            logits = self._strategy.module(**inputs(batch)).logits
+        if keep is not None:
+            keep(logits.detach())
+        return self._loss_sum(logits, batch.labels_BS)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()
+
+    def _update(self, norm: float, lr: float) -> None:
+        for shard in self._updated:
+            if shard.local is not shard.parameter:
+                shard.local.grad = shard.grad
+        clip_(local_grads(self._updated), norm, self._clip_grad)
+        self._optimizer.step(lr)
+        self._zero_grad()
+        self._strategy.after_update()
+
+    def _zero_grad(self) -> None:
+        for shard in self._strategy.shards:
+            shard.parameter.grad = shard.local.grad = None
+
+    def _count(self, batches: Sequence[Batch]) -> Tensor:
+        """Supervised tokens of all ranks."""
+        count = sum(batch.num_tokens for batch in batches)
+        tokens = torch.full((), count, dtype=torch.float64, device=self._device)
+        self._all_reduce(tokens)
+        return tokens
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        if self.dp_size > 1:
+            dist.all_reduce(tensor)
+
+    # evaluation
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for batch in self._even(batches):
+            loss += self._loss(batch)
+        tokens = self._count(batches)
+        self._all_reduce(loss)
+        total, count = torch.stack([loss, tokens]).tolist()
+        return total, int(count)
+
+    def forward(self, batches: Sequence[Batch], grad: bool) -> ForwardResult:
+        logits: list[Tensor] = []
+
+        def keep(values: Tensor) -> None:
+            logits.append(values.float().cpu())
+
+        even = self._even(batches)
+        self._zero_grad()
+        if grad:
+            losses, tokens = self._accumulate(even, keep)
+        else:
+            with torch.no_grad():
+                losses = [self._loss(batch, keep) for batch in even]
+            tokens = self._count(batches)
+        total = (
+            torch.stack(losses).double().sum() if losses else torch.zeros((), dtype=torch.float64, device=self._device)
+        )
+        self._all_reduce(total)
+        return ForwardResult(logits[: len(batches)], total.item(), int(tokens.item()))
+
+    def _even(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches, and fully masked ones until all ranks have as many: a sharded model's forward is collective."""
+        most = torch.tensor(len(batches), device=self._device)
+        if self.dp_size > 1:
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return [*batches, *[_masked()] * (int(most) - len(batches))]
+
+    # state
+
+    def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
+        for shard in self._owned:
+            for kind in kinds:
+                yield Slice(kind, shard.name, shard.shape, shard.offset, self._tensor(kind, shard))
+
+    @torch.no_grad()
+    def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
+        for shard in self._shards:
+            for kind in kinds:
+                if kind == "param" or shard.updated:
+                    extent = tuple(shard.local.shape)
+                    self._tensor(kind, shard).copy_(source.read(kind, shard.name, shard.shape, shard.offset, extent))
+
+    def _tensor(self, kind: str, shard: Shard) -> Tensor:
+        if kind == "param":
+            return shard.local.detach()
+        if kind in MOMENTS and self._optimizer is not None:
+            return self._optimizer.moment(kind, shard.local)
+        grad = shard.grad if kind == "grad" else None
+        if grad is None:
+            raise ValueError(f"no '{kind}' of {shard.name} here")
+        return grad
+
+    def optimizer_step(self) -> int:
+        return self._optimizer.updates if self._optimizer is not None else 0
+
+    def set_optimizer_step(self, step: int) -> None:
+        if self._optimizer is not None:
+            self._optimizer.set_updates(step)
+
+    def close(self) -> None:
+        """Let go of the model and its process groups' users."""
+        self._zero_grad()
+        self._shards, self._updated, self._owned, self._optimizer = [], [], [], None
+        del self._strategy
+
+
+def _masked() -> Batch:
+    """One token without a label."""
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    return Batch(zero, torch.full_like(zero, IGNORE), zero, torch.tensor([0, 1], dtype=torch.int32), 1)
