@@ -191,7 +191,7 @@ class MegatronAdapter:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what an import of megatron-core says: that TE, Apex or a device are absent, and some syntax of its own."""
+    """Without what importing megatron-core says: that TE, Apex or a device are absent, and some of its syntax."""
     logger = logging.getLogger("torch.utils.cpp_extension")
     level = logger.level
     logger.setLevel(logging.ERROR)
