@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,6 +153,8 @@ def program(family: str) -> list[str]:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return f"zooforge {version('zooforge')}"
     except PackageNotFoundError:

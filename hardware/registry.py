@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
+from typing import Any
 
 from hardware.base import CONTRACT_VERSION, Hardware, HardwareError
 
 # In the order of `auto`.
 PLUGINS = {"nvidia": "hardware.nvidia:Nvidia", "cpu": "hardware.cpu:Cpu"}
 ENTRY_POINTS = "zooforge.hardware"  # plugins of other packages, by name only
+
+
+def entry_points(group: str) -> Any:
+    """The entry points of a group; imported late, since most commands name no plugin of another package."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def get(name: str = "auto") -> Hardware:

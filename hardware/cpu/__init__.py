@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from hardware.base import ChipSpec, Detection, Fact, Hardware, MemoryStats
 from hardware.host import gib, usable_cores, with_user_values
 
@@ -51,6 +49,8 @@ class Cpu(Hardware):
         pass
 
     def memory(self) -> MemoryStats:
+        import psutil  # here, since stage 0 runs before every command and psutil would take a tenth of its time
+
         return MemoryStats(psutil.Process().memory_info().rss, _peak_resident(), psutil.virtual_memory().total)
 
     def reset_peak_memory(self) -> None:
@@ -64,6 +64,8 @@ class Cpu(Hardware):
         return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
 
     def memory_report(self) -> str:
+        import psutil
+
         now, host = self.memory(), psutil.virtual_memory()
         return (
             f"this process holds {gib(now.used)} of host memory, {gib(now.peak)} at its peak; "
@@ -71,6 +73,8 @@ class Cpu(Hardware):
         )
 
     def spec(self) -> ChipSpec:
+        import psutil
+
         peak = dict.fromkeys(("fp32", "bf16"), UNKNOWN)
         return ChipSpec(_model_name(), psutil.virtual_memory().total, peak)
 
