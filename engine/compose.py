@@ -48,9 +48,6 @@ def compose(family: Family, overrides: list[str]) -> Composition:
     """
     groups = group_options(family)
     choices, values, problems = _sort(overrides, groups)
-    if problems:
-        # The remaining words are judged against the recipe as it stands.
-        choices = {name: option for name, option in choices.items() if option in groups.get(name, ())}
     config = _compose_groups(family, choices)
     keys = Keys(config, tuple(groups))
     for key, text in values.items():
@@ -106,14 +103,13 @@ def _sort(overrides: list[str], groups: dict[str, list[str]]) -> tuple[dict[str,
             problems.append(f"'{word}': a run's keys are fixed and none can be removed; set {key[1:]}=null instead")
         elif not equals or not key:
             problems.append(f"'{word}' is not an override; write key=value, for example model=tiny")
-        elif key.lstrip("+") not in groups:
-            values[key.lstrip("+")] = text
-        elif text not in groups[key.lstrip("+")]:
-            key, options = key.lstrip("+"), groups[key.lstrip("+")]
-            choices.pop(key, None)
-            problems.append(f"{key}={text}: {_choice_problem(text, options)}")
+        elif (key := key.lstrip("+")) not in groups:
+            values[key] = text
+        elif (choice := text.strip("'\"")) in groups[key]:
+            choices[key] = choice
         else:
-            choices[key.lstrip("+")] = text
+            choices.pop(key, None)
+            problems.append(f"{key}={text}: {_choice_problem(text, groups[key])}")
     return choices, values, problems
 
 

@@ -45,7 +45,12 @@ def die_with_parent() -> None:
     The own group keeps a Ctrl-C at the terminal from reaching the workers past the controller, which passes it on once.
     """
     os.setpgid(0, 0)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_parents_end(signal.SIGKILL)
+
+
+def signal_at_parents_end(number: int) -> None:
+    """Have the kernel send this process a signal when the process that started it is gone, however it went."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
 def supervise(workers: list[Worker]) -> int:

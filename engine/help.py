@@ -1,0 +1,120 @@
+"""What `--help` and `zoo list` say."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.compose import compose, family_folder, group_options
+from engine.family import Family, load_dotted, load_family
+from engine.freeze import to_yaml
+
+# In this order in the help; others follow.
+GROUPS = {
+    "model": "the size",
+    "task": "what is learnt",
+    "data": "where the text comes from",
+    "job": "what is done",
+    "hardware": "where it runs",
+    "parallelism": "how it is divided; any other layout is spelled out, parallelism.tp=4 parallelism.pp=2",
+    "precision": "what it computes in",
+    "optim": "the optimizer",
+    "schedule": "the learning rate over the steps",
+    "checkpoint": "what is saved",
+    "logger": "what is shown",
+    "launcher": "how the ranks are started",
+}
+
+
+def family_help(name: str, overrides: list[str]) -> str:
+    """The help of a family, ending with the config that these overrides compose."""
+    family = load_family(name)
+    run = compose(family, overrides).run
+    doc = (load_dotted(f"zoo.{name}:__doc__") or name).strip().splitlines()[0]
+    command = f"python -m zoo.{name}"
+    parts = [
+        f"{doc}\n\nUsage: {command} [group=choice | key=value]...",
+        "Groups and their choices (* chosen):\n" + _groups(family, run),
+        "Examples:\n" + "\n".join(f"  {line}" for line in _examples(name, command)),
+        "Flags:\n"
+        "  --help          this text, with the config that the overrides compose\n"
+        "  --cfg job       the config with everything resolved, and nothing is started\n"
+        "  -m, --multirun  every combination of comma lists and range(a,b,step), one run after another\n"
+        "  --version       the version",
+        "The config (any key can be set, group.key=value; null leaves a value to be resolved):\n\n" + to_yaml(run),
+    ]
+    return "\n\n".join(parts).rstrip()
+
+
+def _groups(family: Family, run: Any) -> str:
+    options = group_options(family)
+    options.pop("tune", None)
+    lines = []
+    for group in [*(g for g in GROUPS if g in options), *(g for g in options if g not in GROUPS)]:
+        chosen = getattr(getattr(run, group, None), "name", None)
+        names = sizes(family) if group == "model" else options[group]
+        words = " ".join(f"*{name}" if name == chosen else name for name in names)
+        lines.append(f"  {group:<12} {words}\n  {'':<12} {GROUPS.get(group, '')}".rstrip())
+    return "\n".join(lines)
+
+
+def _examples(name: str, command: str) -> list[str]:
+    latest = f"outputs/{name}/latest"
+    return [
+        f"{command}                                    # the defaults: a small model, real text, this machine",
+        f"{command} data=text data.path=notes.txt schedule.steps=500",
+        f"{command} parallelism=dp2                    # two processes",
+        f"{command} -m optim.lr=1e-3,3e-3              # a sweep",
+        f"{command} checkpoint.resume={latest}",
+        f'{command} job=sample model.weights={latest}/hf prompt="import "',
+        f"{command} job=forward model.weights={latest}/hf data.inputs=batch.safetensors grad=true",
+        f"{command} model={sizes(load_family(name))[-1]} parallelism=tp4_pp2 launcher=print",
+    ]
+
+
+def sizes(family: Family) -> list[str]:
+    """The names of a family's published configs, the smallest model first."""
+
+    def weight(file: Path) -> tuple[float, str]:
+        keys = yaml.safe_load(file.read_text())
+        width, depth = keys.get("hidden_size", 0), keys.get("num_hidden_layers", 0)
+        return float(width * depth * (width + keys.get("intermediate_size", 0))), file.stem
+
+    return [file.stem for file in sorted((family_folder(family) / "model").glob("*.yaml"), key=weight)]
+
+
+def families() -> list[Family]:
+    """The cards of all families, shelf by shelf."""
+    zoo = import_module("zoo")
+
+    found = []
+    for shelf in zoo.SHELVES:
+        for recipe in sorted((Path(zoo.__file__).parent / shelf).glob("*/recipe.yaml")):
+            found.append(load_family(recipe.parent.name))
+    return found
+
+
+def list_families() -> str:
+    """`zoo list`: one line for each family."""
+    rows = [("family", "shelf", "tasks", "sizes")]
+    rows += [(f.name, f.shelf, ", ".join(f.tasks), ", ".join(sizes(f))) for f in families()]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows
+    )
+
+
+def zoo_help() -> str:
+    """`zoo --help`."""
+    example = next((f.name for f in families()), "FAMILY")
+    return (
+        "Train and evaluate any model of the zoo with one command.\n\n"
+        "Usage:\n"
+        "  zoo list                     the families, their sizes and tasks\n"
+        f"  zoo FAMILY [key=value]...    run one; the same as python -m zoo.FAMILY, for example zoo {example}\n"
+        f"  zoo FAMILY --help            its groups, choices and keys, for example zoo {example} --help\n"
+        "  zoo --version                the version\n\n" + list_families()
+    )
