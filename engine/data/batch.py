@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-IGNORE = -100
+from engine.data import IGNORE
 
 
 @dataclass

@@ -44,8 +44,8 @@ class Corpus:
         self.cut: int | None = None
         self._split(held_out)
         settings = [kind, field, held_out]
-        self.identity = _digest(settings, [[f.identity, f.size] for f in files])
-        self.cache_key = _digest(settings, [[str(f.path.resolve()), f.identity, f.size, f.mtime_ns] for f in files])
+        self.identity = digest(settings, [[f.identity, f.size] for f in files])
+        self.cache_key = digest(settings, [[str(f.path.resolve()), f.identity, f.size, f.mtime_ns] for f in files])
 
     def __len__(self) -> int:
         return 2 if self.cut is not None else int(self.first[-1])
@@ -151,7 +151,7 @@ def open_corpus(data: Data, cache: Path) -> Corpus:
     return Corpus(list_files(data), data.name, data.field, data.held_out, cache)
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -191,7 +191,7 @@ def _line_bounds(files: list[SourceFile], cache: Path) -> tuple[np.ndarray, list
 
     The bounds are kept in a file and mapped: their memory belongs to the page cache.
     """
-    key = _digest("lines", [[str(f.path.resolve()), f.size, f.mtime_ns] for f in files])
+    key = digest("lines", [[str(f.path.resolve()), f.size, f.mtime_ns] for f in files])
     folder = cache / f"lines-{key}"
 
     def build(temporary: Path) -> None:

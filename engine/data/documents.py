@@ -58,13 +58,16 @@ def chunks(corpus: Corpus, ids: Iterator[int], max_bytes: int, max_documents: in
 class OnlineDocuments:
     """Tokenises ahead in `workers` threads. The order of the results is the order that was asked for."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, workers: int = 1):
-        self.corpus, self.tokenizer, self.bad, self.workers = corpus, tokenizer, bad, max(1, workers)
+    def __init__(
+        self, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, workers: int = 1, chunk_bytes: int = CHUNK_BYTES
+    ):
+        self.corpus, self.tokenizer, self.bad = corpus, tokenizer, bad
+        self.workers, self.chunk_bytes = max(1, workers), chunk_bytes
         # One call of the tokenizer stays on one thread, so that `workers` is what it says and training keeps its cores.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def stream(self, ids: Iterator[int]) -> Iterator[np.ndarray]:
-        todo = chunks(self.corpus, ids, CHUNK_BYTES, CHUNK_DOCUMENTS)
+        todo = chunks(self.corpus, ids, self.chunk_bytes, CHUNK_DOCUMENTS)
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         pending: deque[tuple[list[int], Future[list[np.ndarray | BadSample]]]] = deque()
         try:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.batch import IGNORE, Batch
+from engine.data import IGNORE
+from engine.data.batch import Batch
 from engine.data.documents import Documents
 from engine.data.packing import RowBuilder, Rows, epoch_order
 from engine.data.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.data.batch import IGNORE
+from engine.data import IGNORE
 from engine.data.documents import Documents
 from engine.errors import UserError
 
@@ -50,8 +50,8 @@ class Window:
 
 
 def epoch_order(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """The documents in the order of one epoch."""
-    return _generator(seed, ORDER, epoch).permutation(ids)
+    """The documents, or whatever belongs to them one by one, in the order of one epoch."""
+    return ids[_generator(seed, ORDER, epoch).permutation(len(ids))]
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:

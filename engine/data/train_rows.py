@@ -17,6 +17,10 @@ from engine.errors import UserError
 from engine.schema import Data
 
 STATE_VERSION = 1
+OTHER = {
+    "corpus": "other data: files behind data.path were added, removed, or changed in size",
+    "tokenizer": "another tokenizer than this run's",
+}
 PackerAt = Callable[[Cursor, int], Packer]  # (cursor, window) -> a packer whose next window is that one
 
 
@@ -83,9 +87,11 @@ class TrainData:
         dp_size: int,
         state: dict[str, Any] | None = None,
         pin_memory: bool = False,
+        seek: Callable[[int], Cursor] | None = None,
     ):
         assert data.global_batch_size % (dp_size * data.micro_batch_size) == 0, "engine.resolve refuses this"
         self._packer_at, self._data, self._pin = packer_at, data, pin_memory
+        self._seek = seek  # where a window begins, if that is known without packing what lies before it
         self._share, self._rank = data.global_batch_size // dp_size, dp_rank
         self._identity = identity | {"data.global_batch_size": data.global_batch_size}
         self._window_rows = max(1, data.shuffle_rows)
@@ -124,6 +130,8 @@ class TrainData:
         target = step * self._data.global_batch_size // self._window_rows
         self.close()
         known = self._reader.cursors | {0: Cursor()}
+        if self._seek:
+            known[target] = self._seek(target)
         window = max(index for index in known if index <= target)
         self._start(step, window, known[window])
 
@@ -169,8 +177,9 @@ class TrainData:
         for key, value in self._identity.items():
             before = state["identity"].get(key)
             if before != value:
+                what = OTHER.get(key, f"{key}={before}, and this run has {value}")
                 raise UserError(
-                    f"checkpoint.resume: the checkpoint was made with {key}={before} and this run has {value}; "
+                    f"checkpoint.resume: the checkpoint was made with {what}; "
                     "resume with the same, or start afresh from its weights with model.weights"
                 )
         cursor = Cursor(state["epoch"], state["position"], state["offset"])
