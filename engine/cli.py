@@ -135,6 +135,8 @@ def _close(run: Run, folder: Any, status: int) -> int:
     if status and (not result.is_file() or result.stat().st_mtime < folder.started):
         state = {"status": "failed", "job": run.job.name, "message": f"exit status {status}"}
         result.write_text(json.dumps(state, indent=1) + "\n")
+    if status == 0 and run.job.name != "sample":
+        print(f"run folder: {folder.path}")
     if status == EXIT_INTERRUPTED:
         print(f"continue with: checkpoint.resume={folder.path}", file=sys.stderr)
     return status

@@ -47,7 +47,6 @@ def plan(name: str, overrides: list[str]) -> Plan:
     run.hardware.name = hardware.name
     check(run, family)
     notes = _take_weights(run, family, composition)
-    check(run, family)
     resuming = run.checkpoint.resume is not None
     if resuming:
         _take_resume(run, composition.named)
@@ -85,12 +84,14 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
     if setting == "job.source":
         folder = find_checkpoint(Path(path).expanduser().resolve())
     run.model = adopt(run.model, composition.named, family, folder, setting)
+    if setting == "job.source":
+        run.job.source = str(folder)
+    else:
+        run.model.weights = str(folder)
     check(run, family)
     extra = check_tensors(folder, family, run.model)
     if setting == "job.source":
-        run.job.source = str(folder)
         return _unused_note(folder, extra)
-    run.model.weights = str(folder)
     if run.job.name in ("sample", "convert") and is_checkpoint(folder):
         raise UserError(
             f"model.weights={path}: a sharded checkpoint; job={run.job.name} needs a Hugging Face directory, which "
