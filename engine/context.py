@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from engine.backends.base import Backend
 from engine.comm import Comm
-from engine.family import Family, load_dotted, load_family
+from engine.family import Family, load_family
 from engine.schema import Run
 from hardware.base import Hardware
 
@@ -31,17 +32,13 @@ class Context:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.result: dict[str, Any] = {}
+        self.after_result: list[Callable[[Path], object]] = []  # called by rank 0 once result.json is written
         self.comm = Comm()
         self._backend: Backend | None = None
 
     @property
     def family(self) -> Family:
         return load_family(self.run.family)
-
-    @property
-    def model_config(self) -> dict[str, Any]:
-        """The published keys of this run's model, as config.json spells them."""
-        return load_dotted("engine.checkpoint.config:to_published")(self.family, self.run.model)
 
     def log(self, text: str) -> None:
         """A line for the user, from rank 0."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,10 @@ from engine.context import Context
 from engine.data.loader import DataModule
 from engine.errors import Interrupted, UserError
 from engine.jobs.sample import continuation
+from engine.jobs.start import Start
 from engine.metrics.progress import Progress
 from engine.metrics.writer import MetricsWriter
 from engine.schedule import learning_rate
-
-
-@dataclass
-class Start:
-    """Where a run begins: at nothing, or where a checkpoint left off."""
-
-    step: int = 0
-    tokens: int = 0
-    best_val_loss: float | None = None
-    data_state: dict[str, Any] | None = None
-    folder: Path | None = None
 
 
 class Loop:
@@ -156,8 +145,9 @@ class Loop:
             return
         if self.context.rank == 0:
             out = export_run(self.context, self.saved)
-            self.context.result["hf"] = str(out)
-            self.context.result["sample"] = continuation(self.context, out)
+            sample = continuation(self.context, out)
+            self.context.result |= {"hf": str(out), "sample": sample}
+            self.context.log(f"a sample: {sample['prompt']}{sample['text']}\n\nHugging Face directory: {out}")
         self.context.comm.barrier()
 
     def summary(self) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def run_job(config: Path) -> int:
     if context.rank == 0:
         summary = {"status": status, "job": run.job.name, "family": run.family, "seconds": time.time() - started}
         write_result(config.parent, summary | ({"message": message} if message else {}) | context.result)
+        for action in context.after_result:
+            action(config.parent)
     return code
 
 

@@ -23,7 +23,7 @@ from engine.checkpoint.sharded import ShardedSource, save_sharded
 from engine.context import Context
 from engine.data.batch import IGNORE, Batch, rows_to_batch
 from engine.errors import UserError
-from engine.jobs.train import load_start_weights
+from engine.jobs.start import load_start_weights
 
 KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
 

@@ -38,7 +38,9 @@ def continuation(context: Context, folder: Path) -> dict[str, str]:
 def generate(context: Context, folder: Path, prompt: str, tokens: int, temperature: float, top_k: int) -> str:
     """Up to `tokens` new tokens after `prompt`; temperature 0 is greedy. Only local files are read."""
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
