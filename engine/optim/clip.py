@@ -13,8 +13,8 @@ EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 def squared_norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum of squares over all elements, a float64 scalar on `device`; 0 for no gradients.
 
-    Sums of ranks that hold disjoint parts add up to the global squared norm. float64, since the square of a norm
-    leaves the range of float32 long before the norm does.
+    Sums of ranks that hold disjoint parts add up to the global squared norm. Tensors are summed in float64, since the
+    square of a norm leaves the range of float32 long before the norm does.
     """
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)

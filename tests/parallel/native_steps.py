@@ -158,8 +158,8 @@ def train(run: Run, values: Values, start: int, stop: int) -> tuple[list[tuple[f
     return results, state
 
 
-def by_hand(model: Qwen3Config = MODEL, stop: int = STEPS) -> tuple[list[tuple[float, int, float]], dict[Any, Tensor]]:
-    """The same steps in plain torch on transformers' own model, every document alone: eager attention, no packing."""
+def reference_by_hand(model: Qwen3Config = MODEL) -> torch.nn.Module:
+    """transformers' own model with the first values, eager attention."""
     import transformers
 
     from engine.backends.native.model import reference_config
@@ -168,24 +168,42 @@ def by_hand(model: Qwen3Config = MODEL, stop: int = STEPS) -> tuple[list[tuple[f
     config._attn_implementation = "eager"
     reference = transformers.Qwen3ForCausalLM(config)
     values = first_values(model)
-    named = dict(reference.named_parameters())
     with torch.no_grad():
-        for name, parameter in named.items():
+        for name, parameter in reference.named_parameters():
             parameter.copy_(values.tensors["param", name])
+    return reference
+
+
+def loss_sum_by_hand(reference: torch.nn.Module, batches: list[Batch]) -> tuple[Tensor, int]:
+    """Loss sum and supervised tokens, every document run alone."""
+    loss, count = torch.zeros(()), 0
+    for batch in batches:
+        for low, high in pairwise(batch.cu_seqlens.tolist()):
+            logits = reference(input_ids=batch.tokens_BS.flatten()[None, low:high]).logits[0]
+            labels = batch.labels_BS.flatten()[low:high]
+            loss = loss + torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+            count += int((labels != IGNORE).sum())
+    return loss, count
+
+
+def loss_by_hand(batches: list[Batch]) -> tuple[float, int]:
+    """The first values' loss sum and number of tokens."""
+    with torch.no_grad():
+        loss, count = loss_sum_by_hand(reference_by_hand(), batches)
+    return loss.item(), count
+
+
+def by_hand(model: Qwen3Config = MODEL, stop: int = STEPS) -> tuple[list[tuple[float, int, float]], dict[Any, Tensor]]:
+    """The same steps in plain torch on transformers' own model, every document alone: eager attention, no packing."""
+    reference = reference_by_hand(model)
+    named = dict(reference.named_parameters())
     decayed = [p for p in named.values() if p.dim() > 1]
     plain = [p for p in named.values() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": OPTIM.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=OPTIM.betas, eps=OPTIM.eps)
     results = []
     for step in range(stop):
-        loss, count = torch.zeros(()), 0
-        for batch in rows_of_step(step):
-            bounds = batch.cu_seqlens.tolist()
-            for low, high in pairwise(bounds):
-                logits = reference(input_ids=batch.tokens_BS.flatten()[None, low:high]).logits[0]
-                labels = batch.labels_BS.flatten()[low:high]
-                loss = loss + torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-                count += int((labels != IGNORE).sum())
+        loss, count = loss_sum_by_hand(reference, rows_of_step(step))
         optimizer.zero_grad()
         (loss / count).backward()
         norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), OPTIM.clip_grad)
@@ -194,3 +212,32 @@ def by_hand(model: Qwen3Config = MODEL, stop: int = STEPS) -> tuple[list[tuple[f
         optimizer.step()
         results.append((loss.item(), count, norm.item()))
     return results, {("param", name): p.detach().clone() for name, p in named.items()}
+
+
+def poisoned(run: Run, values: Values) -> tuple[Any, bool, int]:
+    """A step in which one micro-batch's loss is not finite; its result, whether anything changed, the updates made."""
+    with process_group() as (rank, ranks):
+        backend = build(run)
+        backend.load_state(values, ("param",))
+        batches = rows_of_step(0)
+        batches[2].tokens_BS[1] = 100  # a token whose embedding is infinite
+        before = {(s.kind, s.name): s.tensor.clone() for s in backend.state(KINDS)}
+        result = backend.train_step(share(batches, rank, ranks), rate(0))
+        same = all(torch.equal(before[s.kind, s.name], s.tensor) for s in backend.state(KINDS))
+        after = backend.train_step(share(rows_of_step(1), rank, ranks), rate(0))
+        updates = backend.optimizer_step()
+        backend.close()
+    return (result.bad_samples, result.bad_rank, result.loss_sum, after.loss_sum), same, updates
+
+
+def uneven(run: Run, values: Values) -> tuple[Any, Any, list[Tensor], dict[Any, Tensor]]:
+    """Evaluation and forward where the first rank has all the batches; losses, logits and this rank's gradients."""
+    with process_group() as (rank, _):
+        backend = build(run, "forward")
+        backend.load_state(values, ("param",))
+        batches = rows_of_step(3) if rank == 0 else []
+        evaluated = backend.evaluate(batches)
+        result = backend.forward(batches, grad=True)
+        grads = whole(list(backend.state(("grad",))))
+        backend.close()
+    return evaluated, (result.loss_sum, result.num_tokens), result.logits, grads

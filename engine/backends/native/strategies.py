@@ -57,7 +57,7 @@ class Replicated:
 
 
 class Zero1(Replicated):
-    """ZeRO stage 1 (Rajbhandari et al., arXiv 1910.02054) by whole tensors: one rank holds its moments and updates it."""
+    """ZeRO stage 1 (Rajbhandari et al., arXiv 1910.02054) by whole tensors: one rank updates each."""
 
     @staticmethod
     def updates(owner: int, rank: int) -> bool:
