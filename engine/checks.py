@@ -139,7 +139,7 @@ def _schedule(run: Run) -> Iterator[str]:
         yield f"schedule.warmup_steps={schedule.warmup_steps} is more than schedule.steps={steps}; it must not be"
     if schedule.decay_steps is not None and schedule.name != "wsd":
         yield f"schedule.decay_steps={schedule.decay_steps}: only schedule=wsd has it, and this is {schedule.name}"
-    elif (schedule.decay_steps or 0) + schedule.warmup_steps > steps:
+    elif schedule.decay_steps is not None and schedule.decay_steps + schedule.warmup_steps > steps:
         yield (
             f"schedule.warmup_steps={schedule.warmup_steps} and schedule.decay_steps={schedule.decay_steps} "
             f"are together more than schedule.steps={steps}; they must fit into it"

@@ -6,8 +6,10 @@ once. Nothing of Hydra's is written to disk and no third-party Hydra plugin is l
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ def compose(family: Family, overrides: list[str]) -> Composition:
     """
     groups = group_options(family)
     choices, values, problems = _sort(overrides, groups)
-    config = _compose_groups(family, choices)
+    config = copy.deepcopy(_compose_groups(family, tuple(choices.items())))
     keys = Keys(config, tuple(groups))
     for key, text in values.items():
         try:
@@ -119,14 +121,15 @@ def _choice_problem(text: str, options: list[str]) -> str:
     return f"there is no such choice{did_you_mean(text, options)}; the choices are {', '.join(options)}"
 
 
-def _compose_groups(family: Family, choices: dict[str, str]) -> DictConfig:
-    """The recipe with these choices, typed."""
+@lru_cache(maxsize=64)
+def _compose_groups(family: Family, choices: tuple[tuple[str, str], ...]) -> DictConfig:
+    """The recipe with these choices, typed. Kept, since the runs of a sweep mostly differ in single values."""
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=typed_run(family))
     for name, job in JOBS.items():
         store.store(group="schema/job", name=name, node=job)
     shared = QuotedString(f"file://{shared_folder()}", Quote.single).with_quotes()
-    words = [f"hydra.searchpath=[{shared}]", *(f"{key}={_quoted(option)}" for key, option in choices.items())]
+    words = [f"hydra.searchpath=[{shared}]", *(f"{key}={_quoted(option)}" for key, option in choices)]
     try:
         with hydra.initialize_config_dir(str(family_folder(family)), version_base="1.3"):
             return hydra.compose("recipe", words)

@@ -58,11 +58,13 @@ def load_run(path: Path) -> Run:
     name = job.get("name") if isinstance(job, dict) else None
     if name not in JOBS:
         raise UserError(f"{path}: job.name is {name!r}; the jobs are {', '.join(JOBS)}")
-    schema = OmegaConf.structured(typed_run(load_family(str(values.get("family"))), name))
     try:
+        schema = OmegaConf.structured(typed_run(load_family(str(values.get("family"))), name))
         return to_run(OmegaConf.merge(schema, _literal(values)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: {getattr(error, 'full_key', None)}: {str(error).splitlines()[0]}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def _tensor(run: Run) -> Iterator[str]:
         number = getattr(model, key, None)
         if number and number % tp:
             yield f"parallelism.tp={tp} does not divide model.{key}={number}; tp can be {divisors(number)}"
-    groups = getattr(model, "num_key_value_heads", None)
-    if groups and groups % tp and tp % groups:
+    heads, groups = (getattr(model, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if heads and groups and heads % tp == 0 and groups % tp and tp % groups:
         yield (
             f"parallelism.tp={tp} and model.num_key_value_heads={groups}: one must divide the other; "
             f"tp can be {divisors(groups)} or a multiple of {groups}"

@@ -1,0 +1,240 @@
+"""What is left open is decided, and what cannot be is refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.cli import prepare
+from engine.compose import compose
+from engine.errors import UserError
+from engine.family import load_family
+from engine.resolve import resolve
+
+QWEN3 = load_family("qwen3")
+
+
+def resolved(*overrides, devices=0):
+    return resolve(compose(QWEN3, list(overrides)).run, devices)
+
+
+# overrides, accelerators of a node -> ranks of a node, replicas.
+RANKS = [
+    ("", 0, 1, 1),
+    ("", 8, 1, 1),  # single is one process also where there are more devices
+    ("parallelism=dp2", 0, 2, 2),
+    ("parallelism=ddp", 0, 1, 1),
+    ("parallelism=ddp", 8, 8, 8),
+    ("parallelism=fsdp", 4, 4, 4),
+    ("parallelism=fsdp", 0, 1, 1),
+    ("parallelism=hsdp", 0, 4, 4),  # two groups of two: the least that shows both divisions
+    ("parallelism=hsdp parallelism.shard_size=3", 0, 6, 6),
+    ("parallelism=hsdp", 8, 8, 8),
+    ("parallelism=tp2", 0, 2, 1),
+    ("parallelism=tp2", 8, 8, 4),
+    ("parallelism=tp2_pp2", 0, 4, 1),
+    ("parallelism=tp2_pp2 parallelism.dp=2", 0, 8, 2),
+    ("parallelism=tp2_pp2 launcher.nproc_per_node=8", 0, 8, 2),
+    ("parallelism=tp4_pp2", 8, 8, 1),
+    ("parallelism=tp4_pp2 launcher=print", 0, 8, 1),
+    ("parallelism=tp4_pp2 launcher=print", 2, 8, 1),  # what is only printed needs no devices here
+    ("parallelism=tp4_pp2 launcher=print", 16, 16, 2),
+    ("parallelism=tp8_pp4 launcher=print launcher.nodes=4", 0, 8, 1),
+    ("parallelism=tp8_pp4 launcher=torchrun launcher.nodes=4", 8, 8, 1),
+    ("parallelism=tp2 launcher=torchrun launcher.nodes=3", 0, 2, 3),
+    ("parallelism.tp=2 parallelism.dp=null", 0, 2, 1),
+    ("parallelism.tp=2", 0, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("overrides", "devices", "nproc", "dp"), RANKS)
+def test_ranks_and_replicas(overrides, devices, nproc, dp):
+    run = resolved(*overrides.split(), devices=devices)
+    assert (run.launcher.nproc_per_node, run.parallelism.dp) == (nproc, dp)
+
+
+WORLDS = [
+    (
+        "parallelism=dp2 launcher.nproc_per_node=3",
+        0,
+        ["needs 2 ranks", "gives 3", "nproc_per_node=2", "parallelism.dp=3"],
+    ),
+    ("parallelism=tp2 launcher.nproc_per_node=3", 0, ["multiple of 2 ranks", "gives 3", "launcher.nproc_per_node=2"]),
+    ("parallelism=tp2", 3, ["multiple of 2", "3 devices"]),
+    ("parallelism=tp2_pp2 parallelism.dp=1", 2, ["needs 4 devices", "has 2"]),
+    ("parallelism=dp2 launcher=torchrun launcher.nodes=4", 0, ["launcher.nodes=4", "2 ranks"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "devices", "words"), WORLDS)
+def test_ranks_that_do_not_add_up(overrides, devices, words):
+    with pytest.raises(UserError) as error:
+        resolved(*overrides.split(), devices=devices)
+    assert [w for w in words if w not in str(error.value)] == [] and "\n" not in str(error.value)
+
+
+def test_open_values_are_filled():
+    run = resolved("schedule=wsd", "schedule.steps=70", "output_dir=out")
+    assert run.schedule.decay_steps == 14 and run.job.eval_interval == 7 and run.checkpoint.save_interval == 70
+    assert (run.data.vocab_size, run.data.cache_dir, run.checkpoint.export_dtype) == (4096, "out/cache", "fp32")
+    assert run.run_id == "run"
+    assert resolved("run_id=mine").run_id == "mine"
+    assert resolved("schedule.steps=3").job.eval_interval == 1
+    assert resolved("schedule=wsd", "schedule.steps=4", "schedule.warmup_steps=3").schedule.decay_steps == 1
+    assert resolved("precision=bf16").checkpoint.export_dtype == "bf16"
+
+
+def test_values_of_the_user_stay():
+    run = resolved(
+        "schedule=wsd",
+        "schedule.decay_steps=3",
+        "job.eval_interval=9",
+        "checkpoint.save_interval=4",
+        "data.vocab_size=300",
+    )
+    assert (run.schedule.decay_steps, run.job.eval_interval, run.checkpoint.save_interval) == (3, 9, 4)
+    assert run.data.vocab_size == 300
+
+
+def test_pure():
+    run = compose(QWEN3, ["parallelism=tp2"]).run
+    before = dataclasses.asdict(run)
+    assert resolve(run, 8) == resolve(run, 8)
+    assert dataclasses.asdict(run) == before
+
+
+# overrides -> words of the only line of error.
+BAD = [
+    ("schedule.steps=0", ["schedule.steps=0", "at least 1"]),
+    ("schedule.warmup_steps=-1", ["schedule.warmup_steps=-1", "0 or more"]),
+    ("schedule.warmup_steps=300", ["schedule.warmup_steps=300", "schedule.steps=200"]),
+    ("schedule=wsd schedule.decay_steps=190", ["schedule.decay_steps=190", "schedule.steps=200"]),
+    ("schedule.decay_steps=10", ["schedule.decay_steps=10", "schedule=wsd"]),
+    ("data.held_out=1", ["data.held_out=1", "less than 1"]),
+    ("data.held_out=-0.1", ["data.held_out=-0.1"]),
+    ("optim.lr=0", ["optim.lr=0", "greater than 0"]),
+    ("optim.lr=.nan", ["optim.lr=.nan", "number"]),
+    ("optim.lr=nan", ["optim.lr=nan", "greater than 0"]),
+    ("optim.lr=inf", ["optim.lr=inf", "finite"]),
+    ("optim.weight_decay=-1", ["optim.weight_decay=-1"]),
+    ("optim.betas=[0.9]", ["optim.betas=[0.9]", "two numbers"]),
+    ("optim.betas=[0.9,1.0]", ["optim.betas=[0.9,1.0]"]),
+    ("schedule.min_lr_ratio=1.5", ["schedule.min_lr_ratio=1.5", "from 0 to 1"]),
+    ("data.micro_batch_size=0", ["data.micro_batch_size=0"]),
+    ("data.seq_len=-5", ["data.seq_len=-5"]),
+    ("data.vocab_size=0", ["data.vocab_size=0"]),
+    ("checkpoint.keep_last=0", ["checkpoint.keep_last=0"]),
+    ("checkpoint.export_dtype=fp8", ["checkpoint.export_dtype=fp8", "fp16"]),
+    ("seed=-1", ["seed=-1"]),
+    ("backend=megatro", ["backend=megatro", "did you mean megatron"]),
+    ("data.packing=of", ["data.packing=of", "offline"]),
+    ("parallelism.recompute=all", ["parallelism.recompute=all", "selective"]),
+    ("parallelism.strategy=zero3", ["parallelism.strategy=zero3", "zero1"]),
+    ("launcher.master_port=70000", ["launcher.master_port=70000", "65535"]),
+    ("model.num_hidden_layers=0", ["model.num_hidden_layers=0"]),
+    ("model.num_attention_heads=5", ["num_attention_heads=5", "num_key_value_heads=2"]),
+    ("model.head_dim=7", ["model.head_dim=7", "even"]),
+    ("run_id=a/b", ["run_id=a/b", "letters"]),
+    ("run_id=..", ["run_id=.."]),
+    ("run_id=latest", ["run_id=latest"]),
+    ("run_id=''", ["run_id="]),
+    # jobs
+    ("prompt=hello", ["prompt", "job=sample"]),
+    ("grad=true", ["grad=true", "job=forward"]),
+    ("data.inputs=x.safetensors", ["data.inputs", "job=forward"]),
+    ("job=forward", ["data.inputs is missing"]),
+    ("job=forward data.inputs=absent.safetensors", ["absent.safetensors", "no such file"]),
+    ("job=sample model.weights=x", ["prompt is missing"]),
+    ("job=sample prompt=x", ["model.weights is missing"]),
+    ("job=convert", ["job.source is missing"]),
+    ("job=convert job.to=sharded", ["model.weights is missing"]),
+    ("job=prepare checkpoint.resume=auto", ["checkpoint.resume", "job=train"]),
+    ("checkpoint.resume=auto", ["checkpoint.resume=auto", "run_id"]),
+    ("checkpoint.resume=/absent", ["/absent", "no such folder"]),
+    # data
+    ("data=text", ["data.path"]),
+    ("data=text data.path=/absent.txt", ["/absent.txt"]),
+    ("data.path=/absent.txt", ["data=text"]),
+    ("data.tokenizer=/absent", ["/absent"]),
+    # layouts; the tiny model has 4 layers, 4 heads, 2 key-value heads, a width of 768 in the middle
+    ("parallelism.tp=3 parallelism.dp=1", ["tp=3", "num_attention_heads=4", "1, 2, 4"]),
+    ("parallelism=tp2 model.intermediate_size=7", ["tp=2", "intermediate_size=7"]),
+    (
+        "parallelism.tp=6 model.num_attention_heads=12 model.num_key_value_heads=4",
+        ["tp=6", "num_key_value_heads=4", "one must divide the other"],
+    ),
+    ("parallelism.pp=3", ["pp=3", "num_hidden_layers=4"]),
+    ("parallelism.pp=8", ["pp=8", "more stages", "4 layers"]),
+    ("parallelism.sp=true", ["sp=true", "tp"]),
+    ("parallelism=tp2_sp data.seq_len=255", ["data.seq_len=255", "256"]),
+    ("parallelism.cp=2", ["cp=2", "must be 1"]),
+    ("parallelism.ep=2", ["ep=2", "must be 1"]),
+    ("parallelism=dp2 launcher.nproc_per_node=3", ["needs 2 ranks"]),
+    ("data.global_batch_size=10", ["global_batch_size=10", "4", "=8", "micro_batch_size=2"]),
+    ("parallelism=dp2 data.global_batch_size=4", ["global_batch_size=4", "= 8", "global_batch_size=8"]),
+    ("backend=native parallelism=tp2", ["parallelism.tp=2", "native"]),
+    ("backend=native parallelism=pp2", ["parallelism.pp=2", "native"]),
+    ("parallelism=fsdp2", ["strategy=fsdp", "backend=native"]),
+    ("backend=native parallelism.strategy=hsdp", ["hsdp", "shard_size"]),
+    ("backend=native parallelism=hsdp parallelism.shard_size=3 launcher.nproc_per_node=4", ["shard_size=3", "dp=4"]),
+    ("parallelism.shard_size=2", ["shard_size=2", "hsdp"]),
+    ("parallelism.overlap=true backend=native", ["overlap", "megatron"]),
+    ("precision.compile=true", ["compile", "native"]),
+    ("data.seq_len=4096", ["data.seq_len=4096", "max_position_embeddings=2048"]),
+    ("data.vocab_size=5000", ["data.vocab_size=5000", "model.vocab_size=4096"]),
+    ("launcher.nodes=2 parallelism=dp2", ["launcher.nodes=2", "launcher=torchrun"]),
+    ("launcher=torchrun launcher.nodes=2 parallelism=dp2 launcher.master_addr=n0", ["launcher.node_rank is missing"]),
+    (
+        "launcher=torchrun launcher.nodes=2 parallelism=dp2 launcher.node_rank=2 launcher.master_addr=n0",
+        ["node_rank=2", "less than launcher.nodes=2"],
+    ),
+    ("launcher=torchrun launcher.nodes=2 parallelism=dp2 launcher.node_rank=0", ["launcher.master_addr is missing"]),
+    ("hardware=nvidia", ["hardware=nvidia"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), BAD)
+def test_what_cannot_be_is_refused_in_one_line(overrides, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hardware = [] if "hardware" in overrides else ["hardware=cpu"]
+    with pytest.raises(UserError) as error:
+        prepare("qwen3", [*hardware, *overrides.split()])
+    text = str(error.value)
+    assert len(text.splitlines()) == 1, text
+    assert [word for word in words if word not in text] == [], text
+    assert list(tmp_path.iterdir()) == []
+
+
+GOOD = [
+    "parallelism.tp=4",  # more ranks than key-value heads, a multiple of them
+    "parallelism=tp2_sp",
+    "parallelism=tp2_pp2 parallelism.dp=2",
+    "parallelism=pp2 model.num_hidden_layers=2",
+    "parallelism=tp2 model.vocab_size=131",
+    "model.num_key_value_heads=1 model.head_dim=24 parallelism=tp2",
+    "backend=native parallelism=hsdp",
+    "backend=native parallelism=fsdp2",
+    "backend=native parallelism=zero1",
+    "schedule.steps=1",
+    "schedule.steps=5",
+    "schedule=wsd schedule.steps=1",
+    "optim.clip_grad=0 optim.weight_decay=0 data.held_out=0",
+    "model=8b parallelism=tp4_pp2 launcher=print",
+    "model=32b parallelism=tp8_pp4 launcher=print launcher.nodes=4 hardware=nvidia",
+    "job=prepare",
+    "run_id=a.b_c-1",
+]
+
+
+@pytest.mark.parametrize("overrides", GOOD)
+def test_what_can_be_is_taken(overrides, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare("qwen3", ["hardware=cpu", *overrides.split()])
+
+
+def test_several_mistakes_are_several_lines():
+    with pytest.raises(UserError) as error:
+        prepare("qwen3", ["hardware=cpu", "optim.lr=-1", "schedule.steps=0", "backend=x"])
+    assert [line.split("=")[0] for line in str(error.value).splitlines()] == ["schedule.steps", "optim.lr", "backend"]
