@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from engine.data.cache import cached
+from engine.data.files import FileReader, digest, line_bounds, piece_bounds, stamps
 from engine.data.sources import BOM, BadSample, SourceFile, list_files, not_utf8, parse_line
-from engine.errors import UserError
 from engine.schema import Data
 
-PIECE = 1 << 20  # bytes; longer text files are cut at line ends, so that one file cannot fill the memory
-BLOCK = 8 << 20  # bytes read at once when lines are counted
-CUT_SEARCH = 1 << 16  # bytes in which a line end is looked for
 HASHED_AT_ONCE = 1 << 16
 
 
@@ -34,18 +27,17 @@ class Corpus:
 
     def __init__(self, files: list[SourceFile], kind: str, field: str, held_out: float, cache: Path):
         self.files, self.kind, self.field = files, kind, field
-        if kind == "jsonl":
-            self.bounds, counts = _line_bounds(files, cache)
-        else:
-            pieces = [_piece_bounds(file) for file in files]
-            self.bounds, counts = np.array([b for p in pieces for b in p], dtype=np.int64), [len(p) - 1 for p in pieces]
+        self.reader = FileReader()
+        self.bounds, counts = (
+            line_bounds(files, self.reader, cache) if kind == "jsonl" else piece_bounds(files, self.reader)
+        )
         # File f's documents are first[f] .. first[f+1]-1, and its bounds start at bounds[first[f] + f].
         self.first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
         self.cut: int | None = None
         self._split(held_out)
-        settings = [kind, field, held_out]
-        self.identity = digest(settings, [[f.identity, f.size] for f in files])
-        self.cache_key = digest(settings, [[str(f.path.resolve()), f.identity, f.size, f.mtime_ns] for f in files])
+        settings = (kind, field, held_out)
+        self.identity = digest(kind, ((f.identity, f.size) for f in files))  # the same on another machine
+        self.cache_key = digest(settings, stamps(files))
 
     def __len__(self) -> int:
         return 2 if self.cut is not None else int(self.first[-1])
@@ -78,7 +70,7 @@ class Corpus:
     def read(self, document: int) -> str:
         """The text. Raises BadSample if it is not usable and UserError if the file has gone."""
         file, start, end = self.place(document)
-        raw = _read(self.files[file].path, start, end)
+        raw = self.reader.read(self.files[file].path, start, end)
         if self.kind == "jsonl":
             text = parse_line(raw, self.field)
         else:
@@ -149,73 +141,3 @@ class Corpus:
 def open_corpus(data: Data, cache: Path) -> Corpus:
     """The corpus that `data` names. `cache` keeps the line index of JSONL files. Raises UserError."""
     return Corpus(list_files(data), data.name, data.field, data.held_out, cache)
-
-
-def digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-
-
-# Keeps the most recent files open. One that drops out closes when its last reader lets go of it.
-_open = functools.lru_cache(maxsize=64)(functools.partial(open, mode="rb", buffering=0))
-
-
-def _read(path: Path, start: int, end: int) -> bytes:
-    try:
-        parts, at = [], start
-        handle = _open(path)
-        while at < end and (part := os.pread(handle.fileno(), end - at, at)):
-            parts.append(part)
-            at += len(part)
-    except OSError as error:
-        raise UserError(f"data.path: '{path}' cannot be read ({error.strerror})") from None
-    if at < end:
-        raise UserError(f"data.path: '{path}' became shorter while it was read; leave the data alone during a run")
-    return b"".join(parts)
-
-
-def _piece_bounds(file: SourceFile) -> list[int]:
-    """Where a text file is cut: at the first line end after every PIECE bytes, or between two characters."""
-    bounds = [0]
-    for at in range(PIECE, file.size, PIECE):
-        near = _read(file.path, at, min(at + CUT_SEARCH, file.size))
-        line_end = near.find(b"\n") + 1
-        if not line_end:
-            line_end = next((i for i, byte in enumerate(near[:4]) if byte & 0xC0 != 0x80), 0)
-        if at + line_end < file.size:
-            bounds.append(at + line_end)
-    return [*bounds, file.size]
-
-
-def _line_bounds(files: list[SourceFile], cache: Path) -> tuple[np.ndarray, list[int]]:
-    """The lines' bounds of all files one after the other (n lines have n + 1 bounds), and the lines in each file.
-
-    The bounds are kept in a file and mapped: their memory belongs to the page cache.
-    """
-    key = digest("lines", [[str(f.path.resolve()), f.size, f.mtime_ns] for f in files])
-    folder = cache / f"lines-{key}"
-
-    def build(temporary: Path) -> None:
-        counts = []
-        with (temporary / "bounds.bin").open("wb") as out:
-            for file in files:
-                counts.append(sum(_write(out.write, ends) for ends in _line_ends(file)) - 1)
-        (temporary / "counts.json").write_text(json.dumps(counts))
-
-    cached(folder, build)
-    return np.memmap(folder / "bounds.bin", dtype=np.int64, mode="r"), json.loads((folder / "counts.json").read_text())
-
-
-def _write(write: Callable[[bytes], object], ends: np.ndarray) -> int:
-    write(ends.tobytes())
-    return len(ends)
-
-
-def _line_ends(file: SourceFile) -> Iterator[np.ndarray]:
-    yield np.zeros(1, dtype=np.int64)
-    last = b""
-    for at in range(0, file.size, BLOCK):
-        raw = _read(file.path, at, min(at + BLOCK, file.size))
-        yield np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == 10) + (at + 1)
-        last = raw[-1:]
-    if last != b"\n":
-        yield np.array([file.size], dtype=np.int64)

@@ -72,6 +72,9 @@ def build_data(
         "seed": run.seed,
         "data.seq_len": data.seq_len,
         "data.shuffle_rows": window_rows,
+        "data.name": data.name,
+        "data.field": data.field,
+        "data.held_out": data.held_out,
         "corpus": corpus.identity,
         "tokenizer": tokenizer.fingerprint,
     }

@@ -35,14 +35,18 @@ STDLIB_SKIPPED = {
 BOM = "\ufeff"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of the corpus."""
+    """A file of the corpus. Small, because there may be millions."""
 
-    path: Path
-    identity: str  # relative to what the user named, so that it is the same on another machine
+    base: str  # the folder that the user named, or that holds the file
+    identity: str  # relative to it, so that it is the same on another machine
     size: int
     mtime_ns: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.base, self.identity)
 
 
 class BadSample(Exception):
@@ -107,16 +111,11 @@ def list_files(data: Data) -> list[SourceFile]:
     """
     if data.name not in SOURCES:
         raise UserError(f"data.name='{data.name}' is not a source; one of {', '.join(SOURCES)} is")
-    if data.name == "stdlib":
-        if data.path is not None:
-            raise UserError(
-                "data=stdlib takes no data.path; data=text data.path=... or data=jsonl data.path=... takes one"
-            )
-        found = list(_stdlib())
-    else:
-        found = list(_named(data))
+    if data.name == "stdlib" and data.path is not None:
+        raise UserError("data=stdlib takes no data.path; data=text data.path=... or data=jsonl data.path=... takes one")
     files = []
-    for path, identity in found:
+    for base, identity in _stdlib() if data.name == "stdlib" else _named(data):
+        path = Path(base, identity)
         try:
             stat = path.stat()
         except OSError as error:
@@ -124,59 +123,67 @@ def list_files(data: Data) -> list[SourceFile]:
         if not os.access(path, os.R_OK):
             raise UserError(f"data.path: '{path}' cannot be read (permission denied); make it readable")
         if stat.st_size:
-            files.append(SourceFile(path, identity, stat.st_size, stat.st_mtime_ns))
+            files.append(SourceFile(base, identity, stat.st_size, stat.st_mtime_ns))
     if not files:
         raise UserError(f"data.path={data.path}: every file there is empty; name files that hold text")
     return files
 
 
-def _stdlib() -> Iterator[tuple[Path, str]]:
+def _stdlib() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = sorted(path.relative_to(root) for path in root.rglob("*.py"))
-    kept = [
-        path for path in found if not STDLIB_SKIPPED & set(path.parts) and not path.name.startswith("_sysconfigdata")
-    ]
+    kept = [path for path in found if not (STDLIB_SKIPPED & set(path.parts) or path.name.startswith("_sysconfigdata"))]
     if not kept:
         raise UserError(f"data=stdlib: no Python sources in {root}; name a corpus with data=text data.path=...")
-    for path in kept:
-        yield root / path, path.as_posix()
+    base = str(root)
+    return ((base, path.as_posix()) for path in kept)
 
 
-def _named(data: Data) -> Iterator[tuple[Path, str]]:
+def _named(data: Data) -> Iterator[tuple[str, str]]:
+    """(base, identity) of the files that `data.path` names, each once."""
     if not data.path or not data.path.strip():
         raise UserError(f"data={data.name} needs data.path: files, folders or globs, separated by commas")
-    parts = [data.path] if Path(data.path).exists() else [part.strip() for part in data.path.split(",") if part.strip()]
-    seen: set[Path] = set()
+    whole = Path(data.path).exists()
+    parts = [data.path] if whole else [part.strip() for part in data.path.split(",") if part.strip()]
+    seen: set[str] = set()
     for part in parts:
-        for path, identity in _expand(str(Path(part).expanduser()), data.name):
-            if (real := path.resolve()) not in seen:
+        base, identities = _expand(str(Path(part).expanduser()), data.name)
+        for identity in identities:
+            real = os.path.realpath(os.path.join(base, identity)) if len(parts) > 1 else identity  # noqa: PTH118
+            if real not in seen:
                 seen.add(real)
-                yield path, identity
+                yield base, identity
 
 
-def _expand(part: str, kind: str) -> list[tuple[Path, str]]:
-    """The files of one entry of `data.path`, sorted by their name relative to it."""
+def _expand(part: str, kind: str) -> tuple[str, list[str]]:
+    """The files of one entry of `data.path`: the folder that they are named from, and their names in it, sorted."""
     path = Path(part)
     if path.is_dir():
-        names = (Path(root, name) for root, folders, files in os.walk(path) for name in files)
-        found = [name for name in names if not any(piece.startswith(".") for piece in name.relative_to(path).parts)]
-        if kind == "jsonl":
-            found = [name for name in found if name.suffix in JSONL_SUFFIXES]
+        found = sorted(_walk(path, JSONL_SUFFIXES if kind == "jsonl" else ()))
         if not found:
             wanted = f"files ending in {', '.join(JSONL_SUFFIXES)}" if kind == "jsonl" else "files"
             raise UserError(f"data.path: the folder '{part}' holds no {wanted}")
-        base = path
-    elif path.exists():
-        return [(path, path.name)]
-    elif glob.has_magic(part):
-        matches = map(Path, glob.glob(part, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-        found = [name for name in matches if name.is_file()]
-        if not found:
-            raise UserError(f"data.path: no file matches '{part}'")
-        base = Path(*_before_magic(path))
-    else:
+        return str(path), found
+    if path.exists():
+        return str(path.parent), [path.name]
+    if not glob.has_magic(part):
         raise UserError(f"data.path: '{part}' does not exist; give files, folders or globs, separated by commas")
-    return sorted(((name, name.relative_to(base).as_posix()) for name in found), key=lambda pair: pair[1])
+    matches = map(Path, glob.glob(part, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    base = Path(*_before_magic(path))
+    found = sorted(name.relative_to(base).as_posix() for name in matches if name.is_file())
+    if not found:
+        raise UserError(f"data.path: no file matches '{part}'")
+    return str(base), found
+
+
+def _walk(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """The files below a folder that are not hidden, relative to it."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inner = Path(root).relative_to(folder)
+        for name in files:
+            if not name.startswith(".") and (not suffixes or name.endswith(suffixes)):
+                yield (inner / name).as_posix()
 
 
 def _before_magic(path: Path) -> list[str]:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from engine.data.cache import cached
-from engine.data.corpus import Corpus, digest
+from engine.data.corpus import Corpus
 from engine.data.documents import OnlineDocuments
+from engine.data.files import digest
 from engine.data.packing import Cursor, epoch_order
 from engine.data.sources import BadSamples
 from engine.data.tokenizer import Tokenizer, all_cores
@@ -34,8 +35,8 @@ class TokenCache:
     def __init__(self, folder: Path):
         self.folder = folder
         self.meta = json.loads((folder / "meta.json").read_text())
-        self.bounds = np.memmap(folder / "bounds.bin", dtype=np.int64, mode="r")
-        self.tokens = np.memmap(folder / "tokens.bin", dtype=self.meta["dtype"], mode="r")
+        self.bounds = np.memmap(folder / "bounds.bin", dtype=np.int64, mode="r").view(np.ndarray)
+        self.tokens = np.memmap(folder / "tokens.bin", dtype=self.meta["dtype"], mode="r").view(np.ndarray)
         if len(self.tokens) != self.meta["tokens"] or len(self.bounds) != self.meta["documents"] + 1:
             raise UserError(
                 f"'{folder}' is damaged (its files are shorter than when they were written); delete the folder"

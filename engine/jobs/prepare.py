@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from engine.data.corpus import open_corpus
 from engine.data.resources import cache_dir, corpus_tokenizer
 from engine.data.sources import BadSamples
-from engine.data.token_cache import token_cache
+from engine.data.token_cache import Progress, token_cache
+
+PROGRESS_SECONDS = 10.0
 
 
 def run(ctx: Any) -> None:
@@ -20,7 +23,8 @@ def run(ctx: Any) -> None:
     bad = BadSamples(data.max_bad_samples, ctx.log)
     corpus = open_corpus(data, cache)
     tokenizer = corpus_tokenizer(ctx.run, corpus, bad, ctx.log)
-    made, cached = token_cache(corpus, tokenizer, cache, bad, ctx.progress)
+    progress = getattr(ctx, "progress", None) or _lines(ctx.log)
+    made, cached = token_cache(corpus, tokenizer, cache, bad, progress)
     seconds, tokens, text = time.monotonic() - started, made.meta["tokens"], made.meta["text_bytes"]
     held_out = int(corpus.held_out.sum())
     ctx.log(
@@ -42,3 +46,16 @@ def run(ctx: Any) -> None:
         "bad_samples": len(bad.seen),
         "seconds": seconds,
     }
+
+
+def _lines(log: Callable[[str], None]) -> Progress:
+    """Progress as a line now and then."""
+    shown = time.monotonic()
+
+    def show(done: int, total: int, unit: str) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
+            shown = time.monotonic()
+            log(f"prepare: {done} of {total} {unit} ({done / total:.0%})")
+
+    return show

@@ -91,7 +91,7 @@ def test_ranks_share_one_order_and_resume_at_another_number_of_ranks(tmp_path, c
         states += [rank.train.state(3) for rank in ranks]
         for rank in ranks:
             rank.close()
-    assert all(state == states[0] for state in states) and len(json.dumps(states[0])) < 600
+    assert all(state == states[0] for state in states) and len(json.dumps(states[0])) < 800
     state = json.loads(json.dumps(states[0]))
     for size in (1, 2, 8):
         ranks = [open_data(run, rank, size, state=state) for rank in range(size)]
@@ -162,7 +162,8 @@ def test_another_seed_gives_another_order_of_the_same_tokens(tmp_path, corpus):
         ({"global_batch_size": 2}, "data.global_batch_size=4"),
         ({"shuffle_rows": 6}, "data.shuffle_rows=5"),
         ({"seed": 6}, "seed=5"),
-        ({"field": "other"}, "other data"),
+        ({"field": "other"}, "data.field=text"),
+        ({"held_out": 0.5}, "data.held_out=0.0"),
     ],
 )
 def test_resuming_other_data_is_refused(tmp_path, corpus, change, named):
@@ -172,6 +173,26 @@ def test_resuming_other_data_is_refused(tmp_path, corpus, change, named):
     module.close()
     with pytest.raises(UserError, match=named):
         open_data(make_run(tmp_path, corpus, **change), state=state)
+
+
+@pytest.mark.parametrize("part", ["corpus", "tokenizer"])
+def test_resuming_with_another_corpus_or_tokenizer_is_refused(tmp_path, corpus, part):
+    run = make_run(tmp_path, corpus)
+    module = open_data(run)
+    state = module.train.state(0)
+    module.close()
+    if part == "corpus":
+        write_jsonl(corpus, [*TEXTS, "more"])
+    else:
+        core = byte_tokenizer(tmp_path / "tokenizer")
+        core.add_special_tokens(["<new>"])
+        core.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    with pytest.raises(UserError, match="other data" if part == "corpus" else "another tokenizer"):
+        open_data(run, state=state)
+    write_jsonl(corpus, TEXTS)  # the same again, later: times of change do not count
+    resumed = open_data(run, state=state, tokenizer_dir=byte_tokenizer(tmp_path / "saved") and tmp_path / "saved")
+    steps(resumed, 1)
+    resumed.close()
 
 
 def test_what_goes_wrong_in_the_threads_reaches_the_loop(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data import corpus as corpus_module
+from engine.data import files as files_module
 from engine.data.corpus import Corpus, open_corpus
 from engine.data.sources import BadSample, BadSamples, check_paths, list_files
 from engine.errors import UserError
@@ -136,7 +136,7 @@ def test_lines_of_every_kind(tmp_path):
 
 
 def test_line_index_over_block_borders(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "BLOCK", 16)
+    monkeypatch.setattr(files_module, "BLOCK", 16)
     lines = ["x" * n for n in range(40)]
     (tmp_path / "a.jsonl").write_text("".join(f'{{"t":"{line}"}}\n' for line in lines))
     data = Data(name="jsonl", path=str(tmp_path / "a.jsonl"), field="t", held_out=0.0)
@@ -145,8 +145,8 @@ def test_line_index_over_block_borders(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line_end", ["\n", ""])
 def test_long_text_files_are_cut_without_loss(tmp_path, monkeypatch, line_end):
-    monkeypatch.setattr(corpus_module, "PIECE", 50)
-    monkeypatch.setattr(corpus_module, "CUT_SEARCH", 20)
+    monkeypatch.setattr(files_module, "PIECE", 50)
+    monkeypatch.setattr(files_module, "CUT_SEARCH", 20)
     text = "".join(f"漢字 {i} \U0001f600{line_end}" for i in range(60))
     (tmp_path / "a.txt").write_text(text)
     corpus = Corpus(list_files(Data(name="text", path=str(tmp_path / "a.txt"))), "text", "", 0.3, tmp_path)
