@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class RunFolder:
 
     path: Path
     lock: int  # a file descriptor under flock
-    created: bool
+    created: tuple[Path, ...]  # the folders made for it, the innermost first; none if it was there
     config: Path
     previous_config: str | None = None
     previous_latest: str | None = None
@@ -65,13 +66,13 @@ class RunFolder:
             if self.previous_config is not None:
                 _replace_text(self.config, self.previous_config)
             return
-        shutil.rmtree(self.path, ignore_errors=True)
         latest = self.path.parent / LATEST
         if latest.is_symlink() and str(latest.readlink()) == self.path.name:
             if self.previous_latest is None:
                 latest.unlink()
             else:
                 _point(latest, self.previous_latest)
+        remove_folders(self.created)
 
 
 def open_folder(run: Run, command: str, resuming: bool = False) -> RunFolder:
@@ -82,29 +83,50 @@ def open_folder(run: Run, command: str, resuming: bool = False) -> RunFolder:
     """
     path, node = run_folder(run), run.launcher.node_rank or 0
     suffix = f".node{node}" if node else ""
-    config = path / f"config{suffix}.yaml"
-    created = not path.exists()
+    created = tuple(place for place in (path, *path.parents[:2]) if not place.exists())
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path, suffix)
-        previous = config.read_text() if config.is_file() else None
-        if previous is not None and not node and not resuming:
+        folder = RunFolder(path, _lock(path, suffix), created, path / f"config{suffix}.yaml", started=time.time())
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        _fill(folder, run, command, first=not node, resuming=resuming)
+    except (UserError, OSError) as error:
+        remove_folders(created)
+        os.close(folder.lock)
+        raise error if isinstance(error, UserError) else _unwritable(path, error) from None
+    return folder
+
+
+def _fill(folder: RunFolder, run: Run, command: str, first: bool, resuming: bool) -> None:
+    """Write what a run folder begins with; on other nodes than the `first` that is the config alone."""
+    path, latest = folder.path, folder.path.parent / LATEST
+    folder.previous_config = folder.config.read_text() if folder.config.is_file() else None
+    if first:
+        if folder.previous_config is not None and not resuming:
             raise UserError(
                 f"{path}: this run exists; add checkpoint.resume=auto to continue it, or choose another run_id"
             )
-        folder = RunFolder(path, lock, created=created, config=config, previous_config=previous, started=time.time())
-        if not node:
-            folder.previous_latest = _read_link(path.parent / LATEST)
-            if not (path / COMMAND).exists():
-                _replace_text(path / COMMAND, command + "\n")
-            if run.job.name in POINTED_TO:
-                _point(path.parent / LATEST, path.name)
-        _replace_text(config, to_yaml(run))
-    except OSError as error:
-        raise UserError(
-            f"{path}: the run folder cannot be written ({error.strerror}); output_dir names another place"
-        ) from None
-    return folder
+        folder.previous_latest = str(latest.readlink()) if latest.is_symlink() else None
+        if not (path / COMMAND).exists():
+            _replace_text(path / COMMAND, command + "\n")
+    _replace_text(folder.config, to_yaml(run))
+    if first and run.job.name in POINTED_TO:
+        _point(latest, path.name)
+
+
+def remove_folders(created: tuple[Path, ...]) -> None:
+    """Remove a run folder made just now, and the folders above it that were made for it and hold nothing else."""
+    for number, folder in enumerate(created):
+        if number == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: the run folder cannot be written ({error.strerror}); output_dir names another place")
 
 
 def _lock(path: Path, suffix: str) -> int:
@@ -121,10 +143,6 @@ def _lock(path: Path, suffix: str) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
-
-
-def _read_link(link: Path) -> str | None:
-    return str(link.readlink()) if link.is_symlink() else None
 
 
 def _point(link: Path, target: str) -> None:

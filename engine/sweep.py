@@ -111,9 +111,8 @@ def check(family: str, combinations: list[list[str]], identity: str) -> list[Pla
 def _run(family: str, row: Row, run_id: str) -> bool:
     """One run in its own process; whether the user stopped it and thereby the sweep."""
     begin = time.monotonic()
-    command = [sys.executable, "-m", f"zoo.{family}", *row.overrides, f"run_id={run_id}"]
     # If this process is killed, its run saves and stops.
-    process = subprocess.Popen(command, preexec_fn=lambda: signal_at_parents_end(signal.SIGTERM))
+    process = subprocess.Popen(_command(family, row, run_id), preexec_fn=lambda: signal_at_parents_end(signal.SIGTERM))
     stopped = False
     while True:
         try:
@@ -128,6 +127,10 @@ def _run(family: str, row: Row, run_id: str) -> bool:
     row.status = "interrupted" if stopped else ended
     row.loss, row.val_loss = result.get("loss"), result.get("val_loss")
     return stopped or row.exit_status == EXIT_INTERRUPTED
+
+
+def _command(family: str, row: Row, run_id: str) -> list[str]:
+    return [sys.executable, "-m", f"zoo.{family}", *row.overrides, f"run_id={run_id}"]
 
 
 def _result(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,321 @@
+"""The run folder, its lock and `latest`; the processes of a run and how they end; what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import engine.cli as cli
+import engine.launch
+from engine.cli import command, guarded, prepare
+from engine.errors import UserError
+from engine.freeze import load_run
+from engine.launch.local import start
+from engine.launch.supervise import Worker, supervise
+from engine.rundir import new_run_id, open_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def a_run(tmp_path, *overrides):
+    return prepare("qwen3", ["hardware=cpu", f"output_dir={tmp_path / 'out'}", *overrides])
+
+
+def release(folder):
+    os.close(folder.lock)
+
+
+def target(link: Path) -> str:
+    return str(link.readlink())
+
+
+def checkpoint(folder: Path, step: int, model) -> Path:
+    """What a complete checkpoint has, as far as the controller looks."""
+    place = folder / "checkpoints" / f"step_{step:08d}"
+    place.mkdir(parents=True)
+    (place / "index.json").write_text("{}")
+    (place / "state.json").write_text(json.dumps({"step": step}))
+    keys = {k: v for k, v in vars(model).items() if k not in ("name", "weights")}
+    (place / "config.json").write_text(json.dumps({"model_type": "qwen3", **keys}))
+    return place
+
+
+def test_ids_of_one_second_differ_and_sort():
+    ids = [new_run_id() for _ in range(50)]
+    assert len(set(ids)) > 45 and all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", i) for i in ids)
+
+
+def test_a_new_folder(tmp_path):
+    run = a_run(tmp_path, "run_id=one")
+    folder = open_folder(run, "python -m zoo.qwen3 run_id=one")
+    assert folder.path == tmp_path / "out" / "qwen3" / "one"
+    assert load_run(folder.path / "config.yaml") == run
+    assert (folder.path / "command.txt").read_text() == "python -m zoo.qwen3 run_id=one\n"
+    assert target(tmp_path / "out" / "qwen3" / "latest") == "one"
+    release(folder)
+
+
+def test_one_folder_one_run(tmp_path):
+    run = a_run(tmp_path, "run_id=one")
+    folder = open_folder(run, "x")
+    with pytest.raises(UserError) as error:
+        open_folder(run, "x", resuming=True)
+    assert f"process {os.getpid()}" in str(error.value) and "in use" in str(error.value)
+    release(folder)
+    with pytest.raises(UserError, match=r"exists; add checkpoint.resume=auto"):
+        open_folder(run, "x")
+    again = open_folder(run, "y", resuming=True)
+    assert (again.path / "command.txt").read_text() == "x\n"
+    release(again)
+
+
+def test_a_run_that_came_to_nothing_leaves_no_trace(tmp_path):
+    first = open_folder(a_run(tmp_path, "run_id=one"), "x")
+    second = open_folder(a_run(tmp_path, "run_id=two"), "x")
+    latest = second.path.parent / "latest"
+    assert target(latest) == "two" and not second.kept()
+    second.take_back()
+    assert target(latest) == "one" and not second.path.exists()
+    (first.path / "metrics.jsonl").write_text("")
+    assert not first.kept()
+    (first.path / "metrics.jsonl").write_text("{}\n")
+    assert first.kept()
+    first.take_back()
+    assert not latest.is_symlink()
+    release(first), release(second)
+
+
+def test_a_refused_resume_restores_the_config(tmp_path):
+    run = a_run(tmp_path, "run_id=one")
+    release(open_folder(run, "x"))
+    other = open_folder(a_run(tmp_path, "run_id=one", "seed=7"), "x", resuming=True)
+    assert load_run(other.config).seed == 7
+    other.take_back()
+    assert load_run(other.config) == run and other.path.is_dir()
+    release(other)
+
+
+def test_sampling_does_not_move_latest(tmp_path):
+    release(open_folder(a_run(tmp_path, "run_id=one"), "x"))
+    release(open_folder(a_run(tmp_path, "run_id=two", "job=prepare"), "x"))
+    assert target(tmp_path / "out" / "qwen3" / "latest") == "one"
+
+
+def test_an_output_dir_that_cannot_be(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UserError, match="output_dir"):
+        open_folder(a_run(tmp_path), "x")
+
+
+def test_latest_that_is_no_link_is_left_alone(tmp_path):
+    (tmp_path / "out" / "qwen3" / "latest").mkdir(parents=True)
+    with pytest.raises(UserError, match="move it away"):
+        open_folder(a_run(tmp_path), "x")
+    assert [p.name for p in (tmp_path / "out" / "qwen3").iterdir()] == ["latest"]
+
+
+def test_resume(tmp_path):
+    run = a_run(tmp_path, "run_id=one")
+    folder = open_folder(run, "x")
+    release(folder)
+    assert a_run(tmp_path, "run_id=one", "checkpoint.resume=auto").checkpoint.resume is None  # nothing saved yet
+    checkpoint(folder.path, 5, run.model)
+    newest = checkpoint(folder.path, 10, run.model)
+    (folder.path / "checkpoints" / "step_00000015.tmp").mkdir()
+    latest = tmp_path / "out" / "qwen3" / "latest"
+
+    assert a_run(tmp_path, "run_id=one", "checkpoint.resume=auto").checkpoint.resume == str(newest)
+    on = a_run(tmp_path, f"checkpoint.resume={latest}")
+    assert (on.checkpoint.resume, on.run_id) == (str(newest), "one")
+    elsewhere = prepare("qwen3", ["hardware=cpu", f"checkpoint.resume={latest}"])
+    assert (elsewhere.output_dir, elsewhere.run_id) == (str(tmp_path / "out"), "one")
+    branch = a_run(tmp_path, f"checkpoint.resume={folder.path}/checkpoints/step_00000005", "run_id=two")
+    assert branch.checkpoint.resume.endswith("step_00000005") and branch.run_id == "two"
+
+    for overrides, words in [
+        (
+            ["model.hidden_size=128", "model.num_hidden_layers=8"],
+            ["hidden_size is 256, this run has 128", "num_hidden_layers"],
+        ),
+        (["schedule.steps=9"], ["step 10", "schedule.steps=9"]),
+    ]:
+        with pytest.raises(UserError) as error:
+            a_run(tmp_path, f"checkpoint.resume={latest}", *overrides)
+        assert [w for w in words if w not in str(error.value)] == [] and len(str(error.value).splitlines()) == 1
+
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def workers(tmp_path, *programs):
+    made = []
+    for rank, program in enumerate(programs):
+        log = tmp_path / f"rank_{rank}.log" if rank else None
+        made.append(Worker(f"rank {rank}", start([sys.executable, "-c", program], dict(os.environ), 0, log), log))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("programs", "status", "words"),
+    [
+        (["", ""], 0, []),
+        ([SLEEP, "print('the cause'); raise SystemExit(3)"], 3, ["rank 1", "exit status 3", "the cause", "rank_1.log"]),
+        ([SLEEP, "import os; os.kill(os.getpid(), 9)"], 137, ["rank 1", "SIGKILL", "memory"]),
+        ([SLEEP, "print('error: bad data'); raise SystemExit(2)"], 2, ["error: bad data"]),
+        (["raise SystemExit(75)", "import time; time.sleep(1); raise SystemExit(75)"], 75, []),
+    ],
+)  # fmt: skip
+def test_ranks_end_together(programs, status, words, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("engine.launch.supervise.GRACE_S", 0.5)
+    begin = time.monotonic()
+    made = workers(tmp_path, *programs)
+    assert supervise(made) == status
+    assert time.monotonic() - begin < 20 and all(w.status is not None for w in made)
+    said = capfd.readouterr().err
+    assert [word for word in words if word not in said] == [] and (words or not said)
+
+
+CONTROLLER = """
+import os, sys
+from pathlib import Path
+from engine.cli import prepare
+from engine.launch.local import start
+from engine.launch.supervise import Worker, supervise
+from engine.rundir import open_folder
+run = prepare("qwen3", ["hardware=cpu", f"output_dir={sys.argv[1]}", "run_id=one"])
+folder = open_folder(run, "x")
+program = '''
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to stop", flush=True), sys.exit(75)))
+print("worker", os.getpid(), flush=True)
+time.sleep(60)
+'''
+process = start([sys.executable, "-c", program], dict(os.environ), folder.lock, None)
+sys.exit(supervise([Worker("rank 0", process)]))
+"""
+
+
+def controller(tmp_path):
+    """A controller with one worker; both are running when this returns."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, str(tmp_path / "out")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    return process, int(process.stdout.readline().split()[1])
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_no_worker_outlives_a_killed_controller_and_the_lock_goes_with_it(tmp_path):
+    process, worker = controller(tmp_path)
+    with pytest.raises(UserError, match=f"process {process.pid}"):
+        open_folder(a_run(tmp_path, "run_id=one"), "x", resuming=True)
+    process.kill()
+    process.wait()
+    assert gone(worker)
+    release(open_folder(a_run(tmp_path, "run_id=one"), "x", resuming=True))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_once(tmp_path, number):
+    process, worker = controller(tmp_path)
+    process.send_signal(number)
+    said = process.communicate(timeout=20)[0]
+    assert (process.returncode, said.count("asked to stop")) == (75, 1) and gone(worker)
+
+
+def outcome(monkeypatch, tmp_path, status, leaves=()):
+    """Start a run whose workers do nothing but end with `status`, after leaving some files."""
+
+    def launch(run, folder, hardware):
+        for name, text in leaves:
+            (folder.path / name).write_text(text)
+        return status
+
+    monkeypatch.setattr(engine.launch, "launch", launch)
+    return command("qwen3", ["hardware=cpu", f"output_dir={tmp_path / 'out'}", "run_id=one"])
+
+
+def test_outcomes(monkeypatch, tmp_path, capsys):
+    home = tmp_path / "out" / "qwen3"
+    assert outcome(monkeypatch, tmp_path, 2) == 2
+    assert not (tmp_path / "out").exists()
+    assert outcome(monkeypatch, tmp_path, 1) == 1
+    assert json.loads((home / "one" / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_refusal_after_a_step_keeps_the_folder(monkeypatch, tmp_path):
+    assert outcome(monkeypatch, tmp_path, 2, [("metrics.jsonl", "{}\n"), ("result.json", '{"status": "failed"}')]) == 2
+    assert (tmp_path / "out" / "qwen3" / "one" / "config.yaml").is_file()
+
+
+def test_errors_are_lines_on_stderr(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert guarded(lambda: command("qwen3", ["lr=1", "model=8B"])) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and [line[:7] for line in said.err.splitlines()] == ["error: ", "error: "]
+    assert guarded(lambda: command("qwen4", [])) == 2 and "zoo list" in capsys.readouterr().err
+    assert guarded(lambda: command("qwen3", ["--wat"])) == 2 and "--help" in capsys.readouterr().err
+    assert guarded(lambda: command("qwen3", ["--cfg", "all"])) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_gives_one_command_for_each_node(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["hardware=cpu", "model=8b", "parallelism=tp8_pp4", "launcher=print", "launcher.nodes=4", "prompt=null"]
+    assert command("qwen3", words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 4 and list(tmp_path.iterdir()) == []
+    for node, line in enumerate(lines):
+        parts = shlex.split(line)
+        environment = parts[: parts.index("-m") - 1]
+        assert environment and all(re.fullmatch(r"[A-Z_]+=.*", part) for part in environment)
+        overrides = parts[parts.index("-m") + 2 :]
+        assert {"model=8b", "launcher=torchrun", f"launcher.node_rank={node}", "launcher.nproc_per_node=8"} <= set(
+            overrides
+        )
+        run = prepare("qwen3", overrides)  # it is a command that plans
+        assert (run.parallelism.tp, run.parallelism.pp, run.parallelism.dp, run.launcher.nodes) == (8, 4, 1, 4)
+    assert len({re.search(r"run_id=(\S+)", line)[1] for line in lines}) == 1
+
+
+def test_command_txt_repeats_the_run(tmp_path):
+    words = ['prompt=it\'s a "test" $HOME', "data.path=a b/*.txt"]
+    line = cli.command_line("qwen3", words)
+    echo = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True).stdout.splitlines()
+    assert echo[1:] == ["-m", "zoo.qwen3", *words]
+
+
+@pytest.mark.parametrize("words", ["model=8b parallelism=tp4_pp2 launcher=print", "lr=1", "--help", "--cfg job"])
+def test_the_controller_needs_neither_torch_nor_transformers(words, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import runpy, atexit\n"
+        "heavy = ('torch', 'transformers', 'megatron', 'numpy', 'rich')\n"
+        "atexit.register(lambda: print([m for m in heavy if m in sys.modules], file=sys.stderr))\n"
+        "sys.argv[0] = 'zoo'; runpy.run_module('zoo.qwen3', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT), *words.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]" and done.returncode == (2 if words == "lr=1" else 0)
+    assert list(tmp_path.iterdir()) == []

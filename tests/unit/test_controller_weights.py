@@ -1,0 +1,247 @@
+"""`model.weights=DIR`: the directory's config is the model, and its tensors are checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from engine.architecture import read_architecture
+from engine.checkpoint.headers import by_layer, mismatches, read_folder, read_header
+from engine.cli import prepare
+from engine.errors import UserError
+from engine.family import load_family
+
+QWEN3 = load_family("qwen3")
+# Odd sizes: 3 heads of 6 over a width of 10, one key-value head, 11 tokens.
+SMALL = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 10,
+    "intermediate_size": 7,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 6,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rope_theta": 50000.0,
+    "rope_scaling": None,
+    "torch_dtype": "float32",
+    "use_cache": True,
+}
+LAYER = {
+    "input_layernorm.weight": (10,),
+    "self_attn.q_proj.weight": (18, 10),
+    "self_attn.k_proj.weight": (6, 10),
+    "self_attn.v_proj.weight": (6, 10),
+    "self_attn.q_norm.weight": (6,),
+    "self_attn.k_norm.weight": (6,),
+    "self_attn.o_proj.weight": (10, 18),
+    "post_attention_layernorm.weight": (10,),
+    "mlp.gate_proj.weight": (7, 10),
+    "mlp.up_proj.weight": (7, 10),
+    "mlp.down_proj.weight": (10, 7),
+}
+
+
+def small_tensors():
+    shapes = {"model.embed_tokens.weight": (11, 10), "model.norm.weight": (10,)}
+    shapes |= {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in LAYER.items()}
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def write(folder, config=SMALL, tensors=None, shards=1):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = small_tensors() if tensors is None else tensors
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    names, places = sorted(tensors), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({n: tensors[n] for n in names[i::shards]}, folder / file)
+        places |= dict.fromkeys(names[i::shards], file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def planned(folder, *overrides):
+    return prepare("qwen3", ["hardware=cpu", "data.seq_len=64", f"model.weights={folder}", *overrides])
+
+
+def refusal(folder, *overrides):
+    with pytest.raises(UserError) as error:
+        planned(folder, *overrides)
+    return str(error.value)
+
+
+def test_the_directory_decides_the_architecture(tmp_path):
+    model = planned(write(tmp_path / "hf")).model
+    for key in set(SMALL) - {"model_type", "architectures", "torch_dtype", "use_cache"}:
+        assert getattr(model, key) == SMALL[key], key
+    assert model.name == "custom" and model.weights == str(tmp_path / "hf")
+    assert model.rms_norm_eps == 1e-6  # not in the file: the reference's default
+
+
+def test_both_spellings_of_rotary_settings(tmp_path):
+    new = {k: v for k, v in SMALL.items() if not k.startswith("rope")}
+    plain = {"rope_parameters": {"rope_theta": 50000, "rope_type": "default"}}
+    assert planned(write(tmp_path / "a", new | plain)).model == dataclasses.replace(
+        planned(write(tmp_path / "b")).model, weights=str(tmp_path / "a")
+    )
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    new_yarn = read_architecture(write(tmp_path / "c", new | {"rope_parameters": {"rope_theta": 5e4, **yarn}}), QWEN3)
+    old_yarn = read_architecture(write(tmp_path / "d", SMALL | {"rope_scaling": yarn}), QWEN3)
+    assert new_yarn == old_yarn and old_yarn.rope_scaling == yarn and old_yarn.rope_theta == 50000.0
+
+
+def test_a_published_size_is_recognised(tmp_path):
+    sizes = {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+    }
+    published = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960}
+    published |= sizes | {"rope_theta": 1000000, "tie_word_embeddings": True, "eos_token_id": [151645, 151643]}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    model = read_architecture(tmp_path, QWEN3)
+    assert (model.name, model.eos_token_id) == ("0_6b", 151645)
+
+
+def test_naming_what_differs_is_an_error_with_both_values(tmp_path):
+    folder = write(tmp_path / "hf")
+    text = refusal(folder, "model=tiny")
+    lines = text.splitlines()
+    assert "model=tiny has hidden_size=256" in text and "has hidden_size=10" in text
+    keys = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    assert all(any(key in line for line in lines) for key in keys.split())
+    text = refusal(folder, "model.hidden_size=12")
+    assert "model.hidden_size=12" in text and "hidden_size=10" in text and len(text.splitlines()) == 1
+    model = planned(folder, "model.hidden_size=10", "model.attention_dropout=0.5").model  # agrees; changes no weight
+    assert model.hidden_size == 10 and model.attention_dropout == 0.5
+
+
+def test_shards_and_an_alias_are_whole(tmp_path):
+    tensors = small_tensors()
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    planned(write(tmp_path / "hf", tensors=tensors, shards=3))
+    assert len(read_folder(tmp_path / "hf")) == 2 + 2 * len(LAYER)
+
+
+def test_missing_and_misshapen_tensors_are_listed_together(tmp_path):
+    tensors = small_tensors()
+    for i in range(2):
+        del tensors[f"model.layers.{i}.self_attn.q_norm.weight"]
+    del tensors["model.norm.weight"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((8, 10), np.float32)
+    text = refusal(write(tmp_path / "hf", tensors=tensors))
+    assert text.splitlines()[1:] == [
+        "  missing: model.layers.{0-1}.self_attn.q_norm.weight",
+        "  missing: model.norm.weight",
+        "  misshapen: model.layers.1.mlp.up_proj.weight has shape [8, 10], the config makes it [7, 10]",
+    ]
+
+
+def test_what_a_directory_can_lack(tmp_path):
+    assert "no such directory" in refusal(tmp_path / "absent")
+    assert "not downloaded" in refusal("Qwen/Qwen3-8B")
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refusal(tmp_path / "empty")
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "config.json").write_text(json.dumps(SMALL))
+    assert "holds no weights" in refusal(only)
+    (only / "pytorch_model.bin").write_text("x")
+    assert "pickled" in refusal(only)
+    (only / "config.json").write_text("{")
+    assert "JSON" in refusal(only)
+    folder = write(tmp_path / "hf", shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    text = refusal(folder)
+    assert "model-00002-of-00003.safetensors: missing" in text and len(text.splitlines()) == 1
+
+
+def test_another_family_and_wrong_types(tmp_path):
+    text = refusal(write(tmp_path / "a", SMALL | {"model_type": "llama"}))
+    assert "'llama'" in text and "'qwen3'" in text
+    text = refusal(write(tmp_path / "b", SMALL | {"hidden_size": "wide"}))
+    assert "hidden_size='wide'" in text
+    assert "sliding_attention" in refusal(write(tmp_path / "c", SMALL | {"layer_types": ["sliding_attention"] * 2}))
+    assert "num_key_value_heads" in refusal(write(tmp_path / "d", SMALL | {"num_key_value_heads": 2}))
+
+
+@pytest.mark.parametrize("cut", [0, 5, 8, 40, -1])
+def test_truncated_files(tmp_path, cut):
+    folder = write(tmp_path / "hf")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:cut])
+    text = refusal(folder)
+    assert str(file) in text and len(text.splitlines()) == 1
+    assert "truncated" in text or "does not begin" in text
+
+
+def header_file(path, header, data=b""):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[1]",
+        b"{",
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
+        {"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1]}},
+        {"a": 3},
+        {"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
+    ],
+)
+def test_headers_that_lie(tmp_path, header):
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        read_header(header_file(tmp_path / "x.safetensors", header, b"\0" * 4))
+
+
+def test_a_huge_header_is_not_read(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+    with pytest.raises(UserError):
+        read_header(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "x.bin", 3, ""])
+def test_an_index_cannot_point_out_of_its_folder(tmp_path, file):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(UserError, match="not a safetensors file of this folder"):
+        read_folder(tmp_path)
+
+
+def test_names_of_one_kind_share_a_line():
+    names = [f"m.{i}.w" for i in (0, 1, 2, 5, 7, 8)] + ["norm", "m.0.b", "x.3.w"]
+    assert by_layer(names) == ["m.{0-2,5,7-8}.w", "norm", "m.0.b", "x.3.w"]
+    assert mismatches({"a": (1,)}, {"a": (1,), "b": ()}, {}) == ["missing: b"]
+
+
+def test_a_run_folder_stands_for_its_model(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("x")
+    assert "run folder without hf/" in refusal(run)
+    write(run / "hf")
+    (tmp_path / "latest").symlink_to("run")
+    run_config = planned(tmp_path / "latest")
+    assert run_config.model.weights == str(run / "hf")  # not through the link: it moves when this run starts
+    (run / "hf" / "tokenizer.json").write_text("{}")
+    assert planned(tmp_path / "latest").data.tokenizer == str(run / "hf")
+    assert planned(tmp_path / "latest", f"data.tokenizer={tmp_path}").data.tokenizer == str(tmp_path)
