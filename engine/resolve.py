@@ -35,7 +35,8 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
     )
     if schedule.name == "wsd":
         schedule = _filled(schedule, decay_steps=max(1, min(steps // 5, steps - schedule.warmup_steps)))
-    if run.model.weights is None:
+    if job.name == "train" and run.model.weights is None and checkpoint.resume is None:
+        # Everything else comes from weights, which record the dtypes that an export should have.
         checkpoint = _filled(checkpoint, export_dtype=run.precision.name)
     checkpoint = _filled(checkpoint, save_interval=steps)
     if job.name == "train":
