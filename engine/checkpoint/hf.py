@@ -18,6 +18,7 @@ from engine.checkpoint.index import Shape
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
 from engine.errors import UserError
+from engine.metrics.text import memory
 
 if TYPE_CHECKING:
     from engine.context import Context
@@ -132,7 +133,7 @@ def _prepare(out: Path, temporary: Path, shards: list[list[Planned]], replace: b
     shutil.rmtree(temporary, ignore_errors=True)
     needed, free = sum(t.nbytes for shard in shards for t in shard), shutil.disk_usage(out.parent).free
     if needed > free:
-        raise UserError(f"no room for {out}: it needs {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free")
+        raise UserError(f"no room for {out}: it needs {memory(needed)} and {memory(free)} are free")
     temporary.mkdir()
 
 

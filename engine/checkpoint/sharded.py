@@ -31,6 +31,7 @@ from engine.checkpoint.index import INDEX, STATE, Index, Part, key_of
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import DTYPE_NAMES, TensorFile, nbytes
 from engine.errors import UserError
+from engine.metrics.text import memory
 
 __all__ = ["ShardedSource", "save_sharded"]
 
@@ -181,8 +182,8 @@ def _settle(comm: Ranks, temporary: Path, share: Share) -> None:
 
 def _full(temporary: Path, needed: int, free: int) -> str:
     return (
-        f"no room for the checkpoint {temporary.with_suffix('')}: it needs {needed / 1e9:.2f} GB and "
-        f"{free / 1e9:.2f} GB are free. Earlier checkpoints are whole; make room or set output_dir to another disk"
+        f"no room for the checkpoint {temporary.with_suffix('')}: it needs {memory(needed)} and "
+        f"{memory(free)} are free. Earlier checkpoints are whole; make room or set output_dir to another disk"
     )
 
 

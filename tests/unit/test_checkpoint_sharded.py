@@ -297,7 +297,7 @@ def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     results = on_ranks(2, lambda comm: save_sharded(tmp_path / "step_00000002", share(comm.rank), {}, comm))
     for error in results:
         assert isinstance(error, UserError)
-        assert "no room" in str(error) and "step_00000002" in str(error) and "GB are free" in str(error)
+        assert "no room" in str(error) and "step_00000002" in str(error) and "iB are free" in str(error)
     assert drawn == [6, 6]
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
     assert {p.name: p.read_bytes() for p in first.iterdir()} == before
