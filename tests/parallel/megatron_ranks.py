@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from engine import schema
 from engine.backends.base import TRAINED, Slice
@@ -35,6 +37,7 @@ TINY: dict[str, Any] = {
 }
 LR, CLIP, DECAY = 1e-3, 1.0, 0.1
 Published = dict[tuple[str, str], Tensor]  # by kind and published name
+Curve = Sequence[tuple[float, float]]  # loss and gradient norm of each step
 
 
 @dataclass
@@ -146,9 +149,9 @@ def reference_loss(model: torch.nn.Module, rows: Sequence[tuple[Tensor, ...]]) -
     logits, loss_sum, tokens = [], torch.zeros(()), 0
     for row, labels, starts in rows:
         bounds = [*starts.nonzero().flatten().tolist(), len(row)]
-        pieces = [model(input_ids=row[None, a:b]).logits[0] for a, b in zip(bounds, bounds[1:], strict=False)]
+        pieces = [model(input_ids=row[None, a:b]).logits[0] for a, b in pairwise(bounds)]
         logits.append(torch.cat(pieces))
-        loss_sum = loss_sum + torch.nn.functional.cross_entropy(logits[-1], labels, ignore_index=IGNORE, reduction="sum")
+        loss_sum = loss_sum + cross_entropy(logits[-1], labels, ignore_index=IGNORE, reduction="sum")
         tokens += int((labels != IGNORE).sum())
     return logits, loss_sum / tokens
 
@@ -239,7 +242,7 @@ def relative(got: Tensor, wanted: Tensor) -> float:
     return ((got - wanted).norm() / wanted.norm().clamp_min(1e-12)).item()
 
 
-def assert_curve(got: Sequence[tuple[float, float]], wanted: Sequence[tuple[float, float]], tolerance: float = 1e-5) -> None:
+def assert_curve(got: Curve, wanted: Curve, tolerance: float = 1e-5) -> None:
     """Losses and gradient norms, relative."""
     assert len(got) == len(wanted)
     far = [
@@ -249,3 +252,38 @@ def assert_curve(got: Sequence[tuple[float, float]], wanted: Sequence[tuple[floa
         if not math.isclose(a, b, rel_tol=tolerance)
     ]
     assert not far, far
+
+
+def one_row_only(plan: Plan, weights: Published, rows: Sequence[tuple[Tensor, ...]], size: int) -> Any:
+    """`forward`, all rows on the first data-parallel rank."""
+    backend = build(plan, "forward", weights)
+    batches = micro_batches(rows, 0, 1, size) if backend.dp_rank == 0 else []
+    result = backend.forward(batches, True)
+    logits = {} if not batches else {0: result.logits[0][0]}
+    gradients = list(backend.state(("grad",)))
+    loss_sum, tokens = backend.evaluate(batches)
+    backend.close()
+    close()
+    assert tokens == result.num_tokens
+    assert math.isclose(loss_sum, result.loss_sum, rel_tol=1e-6)
+    return logits, result.loss_sum / result.num_tokens, gradients
+
+
+def one_step(plan: Plan, weights: Published, rows: Sequence[tuple[Tensor, ...]]) -> Any:
+    """The result of a step, the updates made and the state afterwards."""
+    backend = build(plan, "train", weights, TRAINED)
+    result = backend.train_step(micro_batches(rows, backend.dp_rank, backend.dp_size, 1), LR)
+    state = list(backend.state(TRAINED))
+    updates = backend.optimizer_step()
+    backend.close()
+    close()
+    return result, updates, state
+
+
+def hold(plan: Plan, weights: Published) -> list[Slice]:
+    """The weights of a backend that does nothing else."""
+    backend = build(plan, "weights", weights)
+    state = list(backend.state(("param",)))
+    backend.close()
+    close()
+    return state

@@ -76,7 +76,7 @@ class MegatronBackend:
             results = run_microbatches(self._model, self._config, batches, self._device, True, want_logits=True)
         else:
             results = self._forward_only(batches, want_logits=True)
-        logits = [result.logits_BSV.cpu() for result in results[: len(batches)]] if reports() else None
+        logits = [result.logits_BSV for result in results[: len(batches)]] if reports() else None
         return ForwardResult(logits, *self._totals(batches, results))
 
     def _forward_only(self, batches: Sequence[Batch], want_logits: bool = False) -> list[MicroResult]:

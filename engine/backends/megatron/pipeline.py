@@ -23,7 +23,7 @@ class MicroResult:
     """Of one micro-batch, on the last pipeline stage."""
 
     loss_sum: Tensor  # fp64 scalar on the device
-    logits_BSV: Tensor | None
+    logits_BSV: Tensor | None  # on the CPU, where `reports()`
 
 
 def run_microbatches(
@@ -75,7 +75,8 @@ def forward_step(batches: Iterator[FlatBatch], model: Any) -> tuple[Any, Any]:
 def loss_of(batch: FlatBatch, output: ModelOutput) -> tuple[Tensor, Tensor, MicroResult]:
     """The loss to differentiate, the tokens to divide it by in the end, and what to report."""
     tokens = torch.tensor(batch.num_tokens, dtype=torch.int, device=output.loss_T.device)
-    return output.loss_T.sum(), tokens, MicroResult(output.loss_T.detach().double().sum(), output.logits_BSV)
+    logits = output.logits_BSV.cpu() if output.logits_BSV is not None and reports() else None
+    return output.loss_T.sum(), tokens, MicroResult(output.loss_T.detach().double().sum(), logits)
 
 
 def reports() -> bool:

@@ -12,10 +12,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from engine.backends.base import Slice, TensorSource
+from engine.backends.megatron.boxes import boxes, position
 from engine.backends.megatron.model import CausalLM
 from engine.checkpoint.weight_map import Block, Shape, WeightMap
-
-Box = tuple[Shape, Shape]  # offset and extent
 
 
 @dataclass(frozen=True)
@@ -55,31 +54,6 @@ def global_name(model: CausalLM, local: str) -> str:
     return re.sub(r"^decoder\.layers\.(\d+)\.", count, local)
 
 
-def boxes(start: int, end: int, shape: Shape) -> Iterator[Box]:
-    """The elements [start, end) of a row-major tensor as rectangles, in order."""
-    if start >= end:
-        return
-    if len(shape) == 1:
-        yield (start,), (end - start,)
-        return
-    inner = math.prod(shape[1:])
-    first, last = -(-start // inner), end // inner  # whole rows
-    if first > last:  # inside one row
-        yield from _in_row(last, start - last * inner, end - last * inner, shape)
-        return
-    if start < first * inner:
-        yield from _in_row(first - 1, start - (first - 1) * inner, inner, shape)
-    if first < last:
-        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
-    if last * inner < end:
-        yield from _in_row(last, 0, end - last * inner, shape)
-
-
-def _in_row(row: int, start: int, end: int, shape: Shape) -> Iterator[Box]:
-    for offset, extent in boxes(start, end, shape[1:]):
-        yield (row, *offset), (1, *extent)
-
-
 @dataclass(frozen=True)
 class Piece:
     """A rectangle of a published tensor and the view of a local one that holds it."""
@@ -93,7 +67,7 @@ class Piece:
 def pieces(entry: Entry, flat: Tensor, start: int) -> Iterator[Piece]:
     """What `flat`, the parameter's elements from `start` on, holds of published tensors. Padding is in none."""
     for offset, extent in boxes(start, start + flat.numel(), tuple(entry.parameter.shape)):
-        first = _position(offset, tuple(entry.parameter.shape)) - start
+        first = position(offset, tuple(entry.parameter.shape)) - start
         box = flat[first : first + math.prod(extent)].view(extent)
         for block in entry.blocks:
             low = tuple(map(max, offset, block.local_offset))
@@ -106,13 +80,6 @@ def pieces(entry: Entry, flat: Tensor, start: int) -> Iterator[Piece]:
                     a - local + there for a, local, there in zip(low, block.local_offset, block.offset, strict=True)
                 )
                 yield Piece(block.name, block.shape, published, box[inside])
-
-
-def _position(index: Shape, shape: Shape) -> int:
-    position = 0
-    for i, size in zip(index, shape, strict=True):
-        position = position * size + i
-    return position
 
 
 def slices(kind: str, entry: Entry, flat: Tensor, start: int) -> Iterator[Slice]:
