@@ -10,10 +10,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import EXIT_USER, UserError
-from engine.schema import Run
+from engine.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
+
+if TYPE_CHECKING:
+    from engine.rundir import RunFolder
+    from engine.schema import Run
 
 
 def main(family: str, arguments: list[str] | None = None) -> NoReturn:
@@ -121,13 +124,15 @@ def start(family: str, overrides: list[str]) -> int:
         if not folder.kept():
             folder.take_back()
         raise
-    return _close(planned.run, folder, status)
+    status = _close(planned.run, folder, status)
+    if status == EXIT_INTERRUPTED:
+        again = [w for w in overrides if w.partition("=")[0] not in ("run_id", "checkpoint.resume")]
+        print(f"continue with: {command_line(family, [*again, f'checkpoint.resume={folder.path}'])}", file=sys.stderr)
+    return status
 
 
-def _close(run: Run, folder: Any, status: int) -> int:
+def _close(run: Run, folder: RunFolder, status: int) -> int:
     """Say where the run is; take its folder back if it was refused before anything came of it."""
-    from engine.errors import EXIT_INTERRUPTED
-
     if status in (EXIT_USER, 130, 143) and not folder.kept():
         folder.take_back()
         return status
@@ -137,8 +142,6 @@ def _close(run: Run, folder: Any, status: int) -> int:
         result.write_text(json.dumps(state, indent=1) + "\n")
     if status == 0 and run.job.name != "sample":
         print(f"run folder: {folder.path}")
-    if status == EXIT_INTERRUPTED:
-        print(f"continue with: checkpoint.resume={folder.path}", file=sys.stderr)
     return status
 
 
