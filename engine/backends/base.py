@@ -13,7 +13,6 @@ from engine.family import Family
 from engine.schema import Run
 from hardware.base import Hardware
 
-
 TRAINED = ("param", "exp_avg", "exp_avg_sq")  # the kinds that a training checkpoint holds
 
 

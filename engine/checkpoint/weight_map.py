@@ -52,7 +52,9 @@ class WeightMap:
     published: dict[str, Shape]  # what a published checkpoint stores, tied tensors left out
     rules: tuple[Rule, ...]
     num_layers: int
-    aliases: dict[str, str]  # optional published names that only repeat another tensor: {"lm_head.weight": "model.embed_tokens.weight"}
+    aliases: dict[
+        str, str
+    ]  # optional published names that only repeat another tensor: {"lm_head.weight": "model.embed_tokens.weight"}
 
     def blocks(self, megatron: str, local_shape: Shape, tp_rank: int = 0, tp_size: int = 1) -> list[Block]:
         """The blocks of the parameter `megatron` (global layer index in its name) on one tensor-parallel rank.

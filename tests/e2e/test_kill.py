@@ -29,7 +29,7 @@ SMALL = (
 )
 
 # On PYTHONPATH this module is imported before anything else: the process ends inside the second checkpoint's writing.
-DIE_IN_A_SAVE = '''
+DIE_IN_A_SAVE = """
 import os, signal
 bring_to_disk = os.fsync
 def fsync(handle):
@@ -37,7 +37,7 @@ def fsync(handle):
         os.kill(os.getpid(), signal.SIGKILL)
     bring_to_disk(handle)
 os.fsync = fsync
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,11 @@ def raw(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
-            tensors[name] = (str(tensor.dtype), list(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes())
+            tensors[name] = (
+                str(tensor.dtype),
+                list(tensor.shape),
+                tensor.contiguous().view(torch.uint8).numpy().tobytes(),
+            )
     return tensors
 
 
