@@ -46,9 +46,7 @@ class StepResult:
     loss_sum: float  # over all supervised tokens of the global batch, in nats
     num_tokens: int  # supervised tokens of the global batch
     grad_norm: float  # before clipping, global
-    bad_samples: tuple[
-        int, ...
-    ] = ()  # sample ids of micro-batches whose loss is not finite (this rank's data-parallel peers included)
+    bad_samples: tuple[int, ...] = ()  # ids of the samples in micro-batches without a finite loss, over all ranks
     bad_rank: int | None = None  # the first rank that saw one
 
 
@@ -88,8 +86,8 @@ class Backend(Protocol):
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         """This rank's share of the model's tensors; over all ranks every element of every tensor comes exactly once.
 
-        "param" is the fp32 main copy where there is one. `exp_avg` and `exp_avg_sq` have the parameters' names and shapes.
-        "grad" comes after `forward(..., grad=True)`. Collective: all ranks iterate together. Tensors may be views that
+        "param" is the fp32 main copy where there is one. `exp_avg` and `exp_avg_sq` have the parameters' names and
+        shapes. "grad" comes after `forward(..., grad=True)`. Collective: all ranks iterate together. Tensors may be views that
         the next step overwrites.
         """
 

@@ -1,4 +1,4 @@
-"""Ten AdamW steps on learnable text: a plain PyTorch loop over the reference model, and every layout of both backends."""
+"""Ten AdamW steps on learnable text: a plain loop over the reference model, and every layout of both backends."""
 
 from __future__ import annotations
 
