@@ -86,9 +86,9 @@ class Backend(Protocol):
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         """This rank's share of the model's tensors; over all ranks every element of every tensor comes exactly once.
 
-        "param" is the fp32 main copy where there is one. `exp_avg` and `exp_avg_sq` have the parameters' names and
-        shapes. "grad" comes after `forward(..., grad=True)`. Collective: all ranks iterate together. Tensors may be views that
-        the next step overwrites.
+        "param" is the fp32 main copy where there is one. `exp_avg`, `exp_avg_sq` have the parameters' names and
+        shapes. "grad" comes after `forward(..., grad=True)`. Collective: all ranks iterate together. Tensors may be
+        views that the next step overwrites.
         """
 
     def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """`local[local_offset : local_offset + extent]` is `published[name][offset : offset + extent]` in every dimension."""
+    """`local[local_offset : local_offset + extent]` is `published[name][offset : offset + extent]` per dimension."""
 
     name: str
     shape: Shape  # of the whole published tensor
