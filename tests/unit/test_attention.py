@@ -118,4 +118,4 @@ def test_flash_documents_equal_the_textbook(lengths, heads, kv_heads, width, val
     (out * weight.to(out)).sum().backward()
     (expected * weight.bfloat16().double()).sum().backward()
     for ours, theirs in zip((q, k, v), expected_inputs, strict=True):
-        assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-6
+        assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-3 * weight.norm()
