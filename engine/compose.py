@@ -32,6 +32,8 @@ from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig, OmegaConf, StringNode  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
+TUNE = "tune"  # a family's settings for one hardware, chosen with it
+
 OmegaConf.register_new_resolver("tenth", lambda steps: steps // 10, replace=True)
 
 
@@ -50,6 +52,8 @@ def compose(family: Family, overrides: list[str]) -> Composition:
     """
     groups = group_options(family)
     choices, values, problems = _sort(overrides, groups)
+    if choices.get("hardware") in groups.get(TUNE, ()):
+        choices.setdefault(TUNE, choices["hardware"])
     config = copy.deepcopy(_compose_groups(family, tuple(choices.items())))
     keys = Keys(config, tuple(groups))
     for key, text in values.items():

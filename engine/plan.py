@@ -92,10 +92,10 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
     extra = check_tensors(folder, family, run.model)
     if setting == "job.source":
         return _unused_note(folder, extra)
-    if run.job.name in ("sample", "convert") and is_checkpoint(folder):
+    if run.job.name == "sample" and is_checkpoint(folder):
         raise UserError(
-            f"model.weights={path}: a sharded checkpoint; job={run.job.name} needs a Hugging Face directory, which "
-            f"job=convert job.source={path} makes of it"
+            f"model.weights={path}: a sharded checkpoint, and job=sample needs a Hugging Face directory; "
+            f"job=convert job.source={path} makes one of it"
         )
     if run.data.tokenizer is None and run.job.name != "forward":
         run.data.tokenizer = _tokenizer_of(folder)

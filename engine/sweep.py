@@ -155,13 +155,15 @@ def print_table(rows: list[Row], summary: Path) -> None:
 
     common = set(rows[0].overrides).intersection(*(row.overrides for row in rows)) if len(rows) > 1 else set()
     table = Table(title=" ".join(w for w in rows[0].overrides if w in common) or None, title_justify="left")
-    for name in ("run", "overrides", "status", "loss", "validation", "seconds", "folder"):
+    for name in ("run", "overrides", "status", "loss", "validation", "seconds", f"in {Path(rows[0].folder).parent}"):
         table.add_column(name, overflow="fold", justify="right" if name in ("run", "seconds") else "left")
     for number, row in enumerate(rows):
         varied = " ".join(w for w in row.overrides if w not in common)
         cells = [str(number + 1), varied, row.status, _number(row.loss), _number(row.val_loss)]
-        table.add_row(*cells, _number(row.seconds, 1), row.folder)
-    Console().print(table)
+        folder = Path(row.folder)
+        table.add_row(*cells, _number(row.seconds, 1), folder.name if folder.is_dir() else "-")
+    # A log has no width; a terminal folds what is too wide for it.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
     print(f"summary: {summary}")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from engine.compose import compose, group_options
+from engine.cli import prepare
+from engine.compose import _compose_groups, compose, family_folder, group_options
 from engine.errors import UserError
 from engine.family import load_family
 from engine.freeze import load_run, to_yaml
@@ -56,10 +58,11 @@ def test_layout_presets(name):
 
 
 def test_every_choice_composes_and_is_named_after_its_file():
-    for group, options in group_options(QWEN3).items():
-        for option in options:
-            run = composed(f"{group}={option}")
-            assert getattr(run, group).name == option, group
+    groups = group_options(QWEN3)
+    for i in range(max(map(len, groups.values()))):
+        choices = {group: options[i % len(options)] for group, options in groups.items()}
+        run = composed(*(f"{group}={option}" for group, option in choices.items()))
+        assert {group: getattr(run, group).name for group in groups} == choices
 
 
 def test_a_tenth_of_the_run_warms_up_unless_told_otherwise():
@@ -222,3 +225,26 @@ def test_nothing_is_written_and_no_plugin_of_others_is_loaded(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert list(empty.iterdir()) == []
+
+
+def test_settings_tuned_for_a_hardware_apply_where_it_is_found(tmp_path, monkeypatch):
+    """tune/<hardware>.yaml wins over the recipe; the command line and a job's own needs win over tune/."""
+    family = tmp_path / "qwen3"
+    shutil.copytree(family_folder(QWEN3), family)
+    (family / "tune").mkdir()
+    (family / "tune" / "cpu.yaml").write_text(
+        "# @package _global_\ndefaults: [override /precision: bf16]\ndata: {seq_len: 32}\n"
+    )
+    for module in ("engine.compose", "engine.plan"):
+        monkeypatch.setattr(f"{module}.family_folder", lambda _: family)
+    _compose_groups.cache_clear()
+    monkeypatch.setattr("hardware.registry.PLUGINS", {"cpu": "hardware.cpu:Cpu"})
+    try:
+        run = prepare("qwen3", [])
+        assert (run.hardware.name, run.data.seq_len, run.precision.name) == ("cpu", 32, "bf16")
+        run = prepare("qwen3", ["data.seq_len=64", "precision=fp32", "hardware=cpu"])
+        assert (run.data.seq_len, run.precision.name) == (64, "fp32")
+        assert prepare("qwen3", ["job=prepare"]).data.seq_len == 32
+        assert composed("job=forward", "hardware=cpu").precision.name == "fp32"
+    finally:
+        _compose_groups.cache_clear()
