@@ -24,7 +24,7 @@ COUNTS = {
     "checkpoint": ("save_interval", "keep_last", "keep_every"),
     "logger": ("interval",),
     "launcher": ("nodes", "nproc_per_node"),
-    "job": ("eval_interval", "eval_rows", "max_new_tokens", "top_k"),
+    "job": ("eval_interval", "eval_rows", "max_new_tokens"),
     "model": (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings"),
@@ -32,7 +32,7 @@ COUNTS = {
 }
 NOT_NEGATIVE = (
     *("seed", "data.max_bad_samples", "optim.weight_decay", "optim.clip_grad", "schedule.warmup_steps"),
-    *("launcher.node_rank", "job.temperature", "job.sample_tokens", "model.initializer_range"),
+    *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
 )
 POSITIVE = ("optim.lr", "optim.eps", "model.rms_norm_eps", "model.rope_theta")
 

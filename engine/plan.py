@@ -149,11 +149,12 @@ def _continue_in(run: Run, checkpoint: Path, named: dict[str, str]) -> None:
 def _check_resumable(run: Run, checkpoint: Path) -> None:
     """A checkpoint continues the model it was made of, and only while steps are left."""
     family = load_family(run.family)
-    differing = differences(run.model, read_architecture(checkpoint, family))
-    if differing:
+    saved = read_architecture(checkpoint, family)
+    if differing := differences(run.model, saved):
         keys = ", ".join(f"{key} is {theirs}, this run has {mine}" for key, mine, theirs in differing)
+        right = "its own keys" if saved.name == "custom" else f"model={saved.name}"
         raise UserError(
-            f"checkpoint.resume={checkpoint}: a checkpoint of another architecture: {keys}; resume with its model"
+            f"checkpoint.resume={checkpoint}: a checkpoint of another architecture: {keys}; resume with {right}"
         )
     step: Any = read_json(checkpoint / STATE).get("step")
     if isinstance(step, int) and step > run.schedule.steps:

@@ -52,13 +52,14 @@ class RunFolder:
         return self.path / "logs" / f"rank_{rank}.log"
 
     def kept(self) -> bool:
-        """Whether the run left anything worth keeping."""
-        if complete(self.path / CHECKPOINTS):
-            return True
-        return any(
-            (self.path / name).is_dir() or ((self.path / name).is_file() and (self.path / name).stat().st_size > 0)
-            for name in PRODUCTS
-        )
+        """Whether the run left anything worth keeping; what was there before a resume does not count."""
+        products = [*complete(self.path / CHECKPOINTS).values(), *(self.path / name for name in PRODUCTS)]
+        return any(path.exists() and self._is_product(path) for path in products)
+
+    def _is_product(self, path: Path) -> bool:
+        state = path.stat()
+        fresh = bool(self.created) or state.st_mtime >= self.started
+        return fresh and (path.is_dir() or state.st_size > 0)
 
     def take_back(self) -> None:
         """Undo `open_folder`, as if the run had never been started."""

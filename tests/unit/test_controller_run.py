@@ -97,8 +97,12 @@ def test_a_run_that_came_to_nothing_leaves_no_trace(tmp_path):
 def test_a_refused_resume_restores_the_config(tmp_path):
     run = a_run(tmp_path, "run_id=one")
     release(open_folder(run, "x"))
+    old = time.time() - 60
+    saved = checkpoint(tmp_path / "out" / "qwen3" / "one", 5, run.model)
+    os.utime(saved, (old, old))  # from before: not this run's
     other = open_folder(a_run(tmp_path, "run_id=one", "seed=7"), "x", resuming=True)
     assert load_run(other.config).seed == 7
+    assert not other.kept()
     other.take_back()
     assert load_run(other.config) == run and other.path.is_dir()
     release(other)
@@ -319,3 +323,23 @@ def test_the_controller_needs_neither_torch_nor_transformers(words, tmp_path):
     )
     assert done.stderr.splitlines()[-1] == "[]" and done.returncode == (2 if words == "lr=1" else 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_zoo_lists_families_and_helps(capsys, monkeypatch):
+    for words, expected in [
+        ([], ["zoo list", "zoo qwen3", "qwen3   llm    pretrain  tiny, 0_6b, 1_7b, 4b, 8b, 14b, 32b"]),
+        (["list"], ["family", "0_6b, 1_7b, 4b, 8b, 14b, 32b"]),
+        (["--version"], ["zooforge"]),
+        (["qwen3", "--help"], ["*tiny", "tp2_pp2", "*cosine", "job=sample", "seq_len: 256", "--multirun"]),
+        (["qwen3", "model=8b", "--help"], ["*8b", "hidden_size: 4096"]),
+        (["qwen3", "hardware=cpu", "run_id=one", "--cfg", "job"], ["run_id: one", "nproc_per_node: 1"]),
+    ]:
+        monkeypatch.setattr(sys, "argv", ["zoo", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.console()
+        said = capsys.readouterr()
+        assert (left.value.code, said.err) == (0, "") and [e for e in expected if e not in said.out] == []
+    monkeypatch.setattr(sys, "argv", ["zoo", "qwen"])
+    with pytest.raises(SystemExit) as left:
+        cli.console()
+    assert left.value.code == 2 and "error: 'qwen' is not a model family" in capsys.readouterr().err
