@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,7 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         self.core, self.eos_id, self.folder = core, eos_id, folder
-        self.vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1  # highest id + 1: ids may have gaps
+        self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)  # ids may have gaps
 
     @property
     def dtype(self) -> type[np.unsignedinteger]:
@@ -55,8 +56,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, in `dtype`."""
-        # The fast variant skips the characters' offsets, which nobody here reads.
-        return [np.array(e.ids, dtype=self.dtype) for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
+        # The fast variant skips the characters' offsets, which nobody here reads. A list of integers becomes an array
+        # five times as fast by way of `array`.
+        encodings = self.core.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.frombuffer(array("I", e.ids), dtype=np.uintc).astype(self.dtype) for e in encodings]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self.core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
