@@ -38,10 +38,12 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     lines = [
         f"# {nodes * nproc} ranks: {nodes} node{'s' if nodes > 1 else ''} x {nproc}, "
         f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({model_ranks(layout)} ranks hold one model)",
-        f"# each node's workers: {_workers(run, address)}",
+        f"# the workers of {'node 0' if nodes > 1 else 'this node'}: {_workers(run, address)}",
     ]
     if address == MASTER:
         lines.append(f"# {MASTER} stands for the address of node 0; launcher.master_addr=... fills it in")
+    if not any(word.startswith("hardware=") for word in overrides):
+        lines.append(f"# hardware={run.hardware.name} is what this machine has; name that of the nodes, hardware=...")
     environment = [f"{key}={shlex.quote(value)}" for key, value in common_environment(hardware, nproc).items()]
     for node in range(nodes):
         words = [*kept, *(f"{key}={value}" for key, value in settings.items())]
