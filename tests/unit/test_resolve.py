@@ -108,8 +108,8 @@ def test_pure():
 BAD = [
     ("schedule.steps=0", ["schedule.steps=0", "at least 1"]),
     ("schedule.warmup_steps=-1", ["schedule.warmup_steps=-1", "0 or more"]),
-    ("schedule.warmup_steps=300", ["schedule.warmup_steps=300", "schedule.steps=200"]),
-    ("schedule=wsd schedule.decay_steps=190", ["schedule.decay_steps=190", "schedule.steps=200"]),
+    ("schedule.steps=200 schedule.warmup_steps=300", ["schedule.warmup_steps=300", "schedule.steps=200"]),
+    ("schedule=wsd schedule.steps=200 schedule.decay_steps=190", ["schedule.decay_steps=190", "schedule.steps=200"]),
     ("schedule.decay_steps=10", ["schedule.decay_steps=10", "schedule=wsd"]),
     ("data.held_out=1", ["data.held_out=1", "less than 1"]),
     ("data.held_out=-0.1", ["data.held_out=-0.1"]),
