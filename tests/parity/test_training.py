@@ -23,6 +23,7 @@ STEPS = 10
 VOCABULARY = 307  # odd, and enough for a byte-level BPE
 TRAINING = (
     f"schedule.steps={STEPS}",
+    "precision.tf32=false",
     "schedule.warmup_steps=2",
     "optim.lr=0.003",
     "optim.clip_grad=1.0",
