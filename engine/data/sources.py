@@ -28,6 +28,7 @@ STDLIB_SKIPPED = {
     "tests",
     "idle_test",
     "idlelib",
+    "encodings",  # tables of characters more than text
     "lib2to3",
     "turtledemo",
     "__pycache__",
