@@ -10,6 +10,7 @@ from engine.errors import UserError
 from engine.schema import Launcher, Parallelism, Run
 
 DEFAULT_PORT = 29500
+MICRO_BATCH_TOKENS = 4096  # enough for matrices to be wide, few enough for large models
 
 
 def model_ranks(layout: Parallelism) -> int:
@@ -32,6 +33,7 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
         data,
         vocab_size=getattr(run.model, "vocab_size", None) if data.tokenizer is None else None,
         cache_dir=f"{run.output_dir}/cache",
+        micro_batch_size=_micro_batch_size(data.global_batch_size, layout.dp, data.seq_len),
     )
     if schedule.name == "wsd":
         schedule = _filled(schedule, decay_steps=max(1, min(steps // 5, steps - schedule.warmup_steps)))
@@ -51,6 +53,12 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
         launcher=launcher,
         job=job,
     )
+
+
+def _micro_batch_size(global_batch_size: int, dp: int, seq_len: int) -> int:
+    """The most rows that divide a rank's share of the global batch and hold no more than MICRO_BATCH_TOKENS."""
+    share, most = global_batch_size // dp, max(1, MICRO_BATCH_TOKENS // seq_len)
+    return max((n for n in range(1, min(share, most) + 1) if share % n == 0), default=1)
 
 
 def _filled(group: Any, **defaults: Any) -> Any:

@@ -29,7 +29,7 @@ class Data:
     vocab_size: Optional[int] = None  # of the trained BPE; None: the model's vocab_size
     seq_len: int = 512
     global_batch_size: int = 16  # rows for each optimizer step, over all ranks
-    micro_batch_size: int = 4  # rows for each forward pass of one rank
+    micro_batch_size: Optional[int] = None  # rows for each forward pass of one rank; None: about 4096 tokens
     packing: str = "online"  # online | offline (a cache made by job=prepare, or on the spot)
     cache_dir: Optional[str] = None  # of job=prepare; None: <output_dir>/cache
     shuffle_rows: int = 512  # packed rows are shuffled within windows of this many

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ class HeldOut:
     def _pack(self, rows: int) -> Rows:
         builder = RowBuilder(rows, self._seq_len, self._tokenizer.eos_id)
         stream = self._documents.stream(iter(epoch_order(self._ids, SEED, 0).tolist()))
-        for tokens in chain(stream):
+        for tokens in stream:
             if builder.room:
                 builder.add(tokens)
             if not builder.room:

@@ -5,7 +5,9 @@ It holds the corpus in its own order, so that it serves any seed and any row len
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +24,10 @@ from engine.data.tokenizer import Tokenizer, all_cores
 from engine.errors import UserError
 
 VERSION = 1
-CALLS = 3  # of the tokenizer at a time: while one writes its results, the others keep all cores busy
-CHUNK_BYTES = 1 << 20  # of text for each of them
+CALLS = 2  # of the tokenizer at a time: while one hands over its results, the other keeps the cores busy
+CHUNK_BYTES = 1 << 19  # of text for each of them; a token takes about 100 bytes in there
 PROGRESS_SECONDS = 0.2
+M_ARENA_MAX = -8  # a name of glibc's malloc.h
 
 Progress = Callable[[int, int, str], None]  # (done, total, unit)
 
@@ -77,6 +80,7 @@ def token_cache(
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, progress: Progress | None) -> None:
+    _share_heaps()
     documents = OnlineDocuments(corpus, tokenizer, bad, workers=CALLS, chunk_bytes=CHUNK_BYTES)
     sizes, text_bytes, end, shown = tokenizer.token_bytes, 0, 0, 0.0
     with all_cores(True), (folder / "tokens.bin").open("wb") as out, (folder / "bounds.bin").open("wb") as bounds:
@@ -100,3 +104,14 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, 
         "bad_samples": bad.seen,
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _share_heaps() -> None:
+    """Let threads share heaps where the C library is glibc.
+
+    With its heap for each thread, what one thread frees for another piles up in all of them: 290 MB instead of 160.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, max(1, (os.cpu_count() or 1) // 2))
+    except (OSError, AttributeError):
+        pass

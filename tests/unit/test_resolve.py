@@ -15,6 +15,10 @@ from engine.resolve import resolve
 QWEN3 = load_family("qwen3")
 
 
+# What the messages below count on, whatever the recipe says.
+ROWS = ("data.global_batch_size=16", "data.micro_batch_size=4", "data.seq_len=256")
+
+
 def resolved(*overrides, devices=0):
     return resolve(compose(QWEN3, list(overrides)).run, devices)
 
@@ -72,6 +76,23 @@ def test_ranks_that_do_not_add_up(overrides, devices, words):
     with pytest.raises(UserError) as error:
         resolved(*overrides.split(), devices=devices)
     assert [w for w in words if w not in str(error.value)] == [] and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seq_len", "dp", "micro"),
+    [
+        (16, 256, 1, 16),
+        (16, 512, 1, 8),
+        (12, 512, 2, 6),
+        (15, 512, 1, 5),
+        (8, 4096, 1, 1),
+        (8, 9000, 4, 1),
+        (7, 128, 7, 1),
+    ],
+)
+def test_micro_batches_divide_the_share_and_hold_4096_tokens_at_most(rows, seq_len, dp, micro):
+    run = resolved(f"data.global_batch_size={rows}", f"data.seq_len={seq_len}", f"parallelism.dp={dp}")
+    assert run.data.micro_batch_size == micro
 
 
 def test_open_values_are_filled():
@@ -164,8 +185,8 @@ BAD = [
         "parallelism.tp=6 model.num_attention_heads=12 model.num_key_value_heads=4",
         ["tp=6", "num_key_value_heads=4", "one must divide the other"],
     ),
-    ("parallelism.pp=3", ["pp=3", "num_hidden_layers=4"]),
-    ("parallelism.pp=8", ["pp=8", "more stages", "4 layers"]),
+    ("parallelism.pp=3 model.num_hidden_layers=4", ["pp=3", "num_hidden_layers=4"]),
+    ("parallelism.pp=8 model.num_hidden_layers=4", ["pp=8", "more stages", "4 layers"]),
     ("parallelism.sp=true", ["sp=true", "tp"]),
     ("parallelism=tp2_sp data.seq_len=255", ["data.seq_len=255", "256"]),
     ("parallelism.cp=2", ["cp=2", "must be 1"]),
@@ -200,7 +221,7 @@ def test_what_cannot_be_is_refused_in_one_line(overrides, words, tmp_path, monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hardware = [] if "hardware" in overrides else ["hardware=cpu"]
     with pytest.raises(UserError) as error:
-        prepare("qwen3", [*hardware, *overrides.split()])
+        prepare("qwen3", [*hardware, *ROWS, *overrides.split()])
     text = str(error.value)
     assert len(text.splitlines()) == 1, text
     assert [word for word in words if word not in text] == [], text
