@@ -101,7 +101,9 @@ class Loop:
         what = "loss" if not math.isfinite(result.loss_sum) else "gradient norm"
         value = result.loss_sum if what == "loss" else result.grad_norm
         where = f"step {self.step}" + (f", rank {result.bad_rank}" if result.bad_rank is not None else "")
-        samples = ", ".join(map(str, result.bad_samples)) or "unknown"
+        rows = self.run_config.data.global_batch_size
+        whole_batch = f"{(self.step - 1) * rows} to {self.step * rows - 1}, the whole batch"
+        samples = ", ".join(map(str, result.bad_samples)) or whole_batch
         keep = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
         raise UserError(
             f"the {what} is {value} at {where} (samples {samples}); no weight was updated and {keep}; "
@@ -126,7 +128,8 @@ class Loop:
 
     def _save(self) -> None:
         """A checkpoint of this step; every rank takes part."""
-        val_loss = self.last_val.get("val_loss")
+        # A validation of earlier weights says nothing of these.
+        val_loss = self.last_val.get("val_loss") if self.last_val.get("step") == self.step else None
         if val_loss is not None:
             self.best_val_loss = min(val_loss, self.best_val_loss or math.inf)
         state = {
