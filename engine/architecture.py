@@ -132,13 +132,9 @@ def adopt(model: Any, named: dict[str, str], family: Family, folder: Path, setti
     sized = "model" in named
     conflicts = [d for d in differences(model, theirs) if sized or d[0] in mine]
     if conflicts:
-        raise UserError(
-            "\n".join(
-                f"{f'model.{key}={a}' if key in mine else f'model={model.name} has {key}={a}'}, "
-                f"but {folder / CONFIG} has {key}={b}; leave it out, and {setting} decides"
-                for key, a, b in conflicts
-            )
-        )
+        named_here = ", ".join(sorted({f"model.{k}" if k in mine else f"model={model.name}" for k, _, _ in conflicts}))
+        pairs = ", ".join(f"{key}={a} against {b}" for key, a, b in conflicts)
+        raise UserError(f"{named_here} disagrees with {folder / CONFIG}: {pairs}; leave it out, and {setting} decides")
     for key in mine & FREE_KEYS:
         setattr(theirs, key, getattr(model, key))
     if sized:

@@ -48,4 +48,4 @@ def check(config: Qwen3Config) -> None:
     if config.attention_dropout:
         raise UserError(f"model.attention_dropout={config.attention_dropout}: backend=megatron has none; set it to 0")
     if config.use_sliding_window and config.max_window_layers < config.num_hidden_layers:
-        raise UserError("model.use_sliding_window=true: backend=megatron has no sliding windows; backend=native does")
+        raise UserError("model.use_sliding_window=true: no backend has sliding windows yet; set it to false")
