@@ -121,7 +121,7 @@ def test_naming_what_differs_is_an_error_with_both_values(tmp_path):
     folder = write(tmp_path / "hf")
     text = refusal(folder, "model=tiny")
     assert "model=tiny disagrees" in text and "hidden_size=256 against 10" in text and len(text.splitlines()) == 1
-    keys = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    keys = "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim"
     assert all(key in text for key in keys.split())
     text = refusal(folder, "model.hidden_size=12")
     assert "hidden_size=12 against 10" in text and len(text.splitlines()) == 1
