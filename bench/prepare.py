@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from itertools import cycle, islice
 from pathlib import Path
@@ -51,28 +50,12 @@ def make_run(folder: Path, kind: str, cache: Path) -> Run:
     return Run(family="none", data=data, model=SimpleNamespace(vocab_size=VOCAB))
 
 
-class PeakMemory(threading.Thread):
-    """Samples this process's anonymous memory, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            status = Path("/proc/self/status").read_text()
-            self.peak = max(self.peak, int(status.split("RssAnon:")[1].split()[0]) * 1024)
-            time.sleep(0.02)
-
-
 def measure_prepare(run: Run) -> dict[str, float]:
     """Everything that job=prepare does once the tokenizer is there: list, index, read, tokenise, write."""
-    memory = PeakMemory()
     started = time.perf_counter()
     ctx = SimpleNamespace(run=run, log=lambda line: None, progress=lambda *a: None, rank=0, result={})
     prepare.run(ctx)
-    return {"seconds": time.perf_counter() - started, "bytes": ctx.result["text_bytes"], "memory": memory.peak}
+    return {"seconds": time.perf_counter() - started, "bytes": ctx.result["text_bytes"]}
 
 
 def measure_bare(run: Run) -> dict[str, float]:
@@ -94,7 +77,23 @@ def measure(what: str, folder: Path, kind: str, cache: Path) -> dict[str, float]
     for made in cache.glob("tokens-*"):
         shutil.rmtree(made)
     command = [sys.executable, "-m", "bench.prepare", "--measure", what, str(folder), kind, str(cache)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    peak = 0
+    # Watched from here: a thread of its own would change what memory the process takes.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            peak = max(peak, anonymous_memory(process.pid))
+            time.sleep(0.02)
+        assert process.returncode == 0
+        return json.loads(process.stdout.read()) | {"memory": peak}
+
+
+def anonymous_memory(process: int) -> int:
+    """Bytes; 0 for a process that has just ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except ProcessLookupError:
+        return 0
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024 if "RssAnon:" in status else 0
 
 
 def main() -> None:
