@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,11 @@ def continuation(context: Context, folder: Path) -> dict[str, str]:
 
 
 def generate(context: Context, folder: Path, prompt: str, tokens: int, temperature: float, top_k: int) -> str:
-    """Up to `tokens` new tokens after `prompt`; temperature 0 is greedy. Only local files are read."""
+    """Up to `tokens` new tokens after `prompt`, as far as the model's positions reach; temperature 0 is greedy.
+
+    Only local files are read. Raises UserError for a prompt without a token, one that fills the model's context, a
+    folder without a tokenizer, and weights that give no finite numbers.
+    """
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -49,14 +54,20 @@ def generate(context: Context, folder: Path, prompt: str, tokens: int, temperatu
     model_class = load_dotted(context.family.reference)
     model = model_class.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    if inputs["input_ids"].shape[1] == 0:
+    given, most = inputs["input_ids"].shape[1], model.config.max_position_embeddings
+    if given == 0:
         raise UserError("prompt holds no token; give at least one character")
+    if given >= most:
+        raise UserError(f"prompt holds {given} tokens, and the model's context ends at {most}; shorten it")
     torch.manual_seed(context.run.seed)
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature > 0 else {"do_sample": False}
-    )
+    sampling: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        sampling |= {"temperature": temperature, "top_k": top_k}
+    pad = tokenizer.eos_token_id or 0
     with torch.inference_mode():
+        if not torch.isfinite(model(**inputs.to(device)).logits).all():
+            raise UserError(f"{folder}: the model's outputs are not finite; its weights hold NaN or Inf")
         output = model.generate(
-            **inputs.to(device), max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id or 0, **sampling
+            **inputs.to(device), max_new_tokens=min(tokens, most - given), pad_token_id=pad, **sampling
         )
-    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return tokenizer.decode(output[0, given:], skip_special_tokens=True)
