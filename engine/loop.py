@@ -63,10 +63,10 @@ class Loop:
                         raise Interrupted(f"stopped by a signal after step {self.step}; saved {self.saved}")
                     if self.step == steps or (settings.save_interval and self.step % settings.save_interval == 0):
                         self._save()
+            self._finish()  # a signal that comes now finds all steps saved: the rest takes seconds and is done
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        self._finish()
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._stop_signal = number

@@ -14,6 +14,7 @@ from engine.checks import check
 from engine.compose import Composition, compose, family_folder
 from engine.errors import UserError
 from engine.family import Family, load_family
+from engine.freeze import load_run
 from engine.layout import check_layout
 from engine.resolve import resolve
 from engine.rundir import new_run_id, run_folder
@@ -52,6 +53,8 @@ def plan(name: str, overrides: list[str]) -> Plan:
         _take_resume(run, composition.named)
     run = resolve(run, _devices(hardware), new_run_id())
     check_layout(run)
+    if run.checkpoint.resume:
+        notes += _changed_settings(run, Path(run.checkpoint.resume))
     if run.job.name in ("train", "prepare"):
         _check_data(run)
     return Plan(run, family, hardware, resuming, tuple(notes))
@@ -162,6 +165,24 @@ def _check_resumable(run: Run, checkpoint: Path) -> None:
             f"checkpoint.resume={checkpoint}: it is at step {step} and schedule.steps={run.schedule.steps}; "
             "a run goes on with the settings it began with, so give those again, with more steps if you like"
         )
+
+
+def _changed_settings(run: Run, checkpoint: Path) -> list[str]:
+    """One note for each setting that bears on the numbers and is not what the resumed run had."""
+    try:
+        before = load_run(checkpoint.parent.parent / "config.yaml")
+    except UserError:
+        return []  # a checkpoint away from its run folder
+    pairs = {
+        f"{group}.{key}": (value, getattr(getattr(before, group), key))
+        for group in ("optim", "schedule", "precision")
+        for key, value in vars(getattr(run, group)).items()
+    }
+    return [
+        f"{key} is {now}; the run that goes on had {then}"
+        for key, (now, then) in pairs.items()
+        if now != then and key != "schedule.steps"
+    ]
 
 
 def _check_data(run: Run) -> None:

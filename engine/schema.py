@@ -122,7 +122,7 @@ class Launcher:
 class TrainJob:
     name: str = "train"
     eval_interval: Optional[int] = None  # steps; None: a tenth of the run
-    eval_rows: int = 128
+    eval_rows: int = 384
     sample_prompt: str = "import "
     sample_tokens: int = 64
 

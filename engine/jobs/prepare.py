@@ -23,7 +23,8 @@ def run(ctx: Any) -> None:
     bad = BadSamples(data.max_bad_samples, ctx.log)
     corpus = open_corpus(data, cache)
     tokenizer = corpus_tokenizer(ctx.run, corpus, bad, ctx.log)
-    made, cached = token_cache(corpus, tokenizer, cache, bad, _lines(ctx.log))
+    progress = getattr(ctx, "progress", None) or _lines(ctx.log)
+    made, cached = token_cache(corpus, tokenizer, cache, bad, progress)
     seconds, tokens, text = time.monotonic() - started, made.meta["tokens"], made.meta["text_bytes"]
     held_out = int(corpus.held_out.sum())
     ctx.log(

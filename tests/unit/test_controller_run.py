@@ -330,7 +330,7 @@ def test_zoo_lists_families_and_helps(capsys, monkeypatch):
         ([], ["zoo list", "zoo qwen3", "qwen3   llm    pretrain  tiny, 0_6b, 1_7b, 4b, 8b, 14b, 32b"]),
         (["list"], ["family", "0_6b, 1_7b, 4b, 8b, 14b, 32b"]),
         (["--version"], ["zooforge"]),
-        (["qwen3", "--help"], ["*tiny", "tp2_pp2", "*cosine", "job=sample", "seq_len: 256", "--multirun"]),
+        (["qwen3", "--help"], ["*tiny", "tp2_pp2", "*cosine", "job=sample", "seq_len: 128", "--multirun"]),
         (["qwen3", "model=8b", "--help"], ["*8b", "hidden_size: 4096"]),
         (["qwen3", "hardware=cpu", "run_id=one", "--cfg", "job"], ["run_id: one", "nproc_per_node: 1"]),
     ]:
@@ -343,3 +343,17 @@ def test_zoo_lists_families_and_helps(capsys, monkeypatch):
     with pytest.raises(SystemExit) as left:
         cli.console()
     assert left.value.code == 2 and "error: 'qwen' is not a model family" in capsys.readouterr().err
+
+
+def test_resuming_with_other_numbers_is_noted(tmp_path):
+    """Optimizer, schedule and precision may change on resume, never silently."""
+    from engine.freeze import to_yaml
+    from engine.plan import _changed_settings
+
+    before = prepare("qwen3", ["hardware=cpu", "optim.lr=0.001", "optim.weight_decay=0"])
+    now = prepare("qwen3", ["hardware=cpu", "schedule.steps=900", "schedule.warmup_steps=64"])
+    (tmp_path / "config.yaml").write_text(to_yaml(before))
+    notes = _changed_settings(now, tmp_path / "checkpoints" / "step_00000005")
+    assert sorted(note.split(" ")[0] for note in notes) == ["optim.lr", "optim.weight_decay"]
+    assert "optim.lr is 0.003; the run that goes on had 0.001" in notes
+    assert _changed_settings(now, tmp_path / "elsewhere" / "checkpoints" / "step_00000005") == []
