@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,17 @@ def test_stopped_by_a_signal(place: Path, whole: list[dict]) -> None:
     assert process.returncode == 75, output
     assert "checkpoint.resume=" in output
     assert list((metrics.parent / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.slow
+def test_a_signal_after_the_last_step_lets_the_run_finish(place: Path) -> None:
+    small = [s for s in SMALL if s != "checkpoint.export_hf=false"]
+    process = commands.start(place, *small, "run_id=late", "job.sample_tokens=400", "model.max_position_embeddings=512")
+    run_dir = place / "outputs/qwen3/late"
+    while not (run_dir / "checkpoints/step_00000010").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "done"
+    assert (run_dir / "hf" / "model.safetensors").exists() and (run_dir / "report.html").exists()
