@@ -69,6 +69,8 @@ def read_inputs(path: Path, vocab_size: int) -> dict[str, Tensor]:
     shape = inputs["input_ids"].shape
     if wrong := [f"{k} {list(t.shape)}" for k, t in inputs.items() if t.shape != shape]:
         raise UserError(f"{path}: {', '.join(wrong)} should have the shape of input_ids, {list(shape)}")
+    if floats := [f"{k} {t.dtype}" for k, t in inputs.items() if t.is_floating_point() or t.is_complex()]:
+        raise UserError(f"{path}: {', '.join(floats)} should be whole numbers (int64)")
     inputs = {name: tensor.long() for name, tensor in inputs.items()}
     for name in ("input_ids", "labels"):
         if name in inputs and _outside(inputs[name], vocab_size, ignore=name == "labels"):
