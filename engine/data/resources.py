@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.data.bpe import trained_bpe
-from engine.data.corpus import Corpus, open_corpus
+from engine.data.corpus import Corpus
 from engine.data.sources import BadSamples
 from engine.data.tokenizer import Tokenizer, load_tokenizer
 from engine.errors import UserError
@@ -15,14 +15,8 @@ from engine.schema import Run
 Log = Callable[[str], None]
 
 
-def run_tokenizer(run: Run, log: Log = print) -> Tokenizer:
-    """The run's tokenizer alone, for jobs that read no data. A trained one comes from the cache if it is there."""
-    corpus = open_corpus(run.data, cache_dir(run)) if run.data.tokenizer is None else None
-    return corpus_tokenizer(run, corpus, BadSamples(run.data.max_bad_samples, log), log)
-
-
 def corpus_tokenizer(
-    run: Run, corpus: Corpus | None, bad: BadSamples, log: Log = print, tokenizer_dir: Path | None = None
+    run: Run, corpus: Corpus, bad: BadSamples, log: Log = print, tokenizer_dir: Path | None = None
 ) -> Tokenizer:
     """The tokenizer that the run names, or one trained on the corpus. Raises UserError if it does not fit the model."""
     model_vocab, given = run.model.vocab_size, tokenizer_dir or run.data.tokenizer
