@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.checkpoint.headers import mismatches, read_folder, unused
+from engine.checkpoint.headers import by_layer, mismatches, read_folder, unused
 from engine.checkpoint.index import load_index
 from engine.checkpoint.paths import is_checkpoint, newest
 from engine.compose import family_folder
@@ -20,6 +20,7 @@ from engine.family import Family, load_dotted
 from engine.schema import MODEL_ONLY_KEYS
 
 CONFIG = "config.json"
+WEIGHT_DTYPES = ("F64", "F32", "BF16", "F16")
 # Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
 FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
 
@@ -60,6 +61,10 @@ def read_architecture(folder: Path, family: Family) -> Any:
         raise UserError(
             f"{path}: model_type is {published.get('model_type')!r}, and the {family.name} family is "
             f"'{family.model_type}'; use the family that these weights belong to"
+        )
+    if published.get("quantization_config"):
+        raise UserError(
+            f"{path}: quantization_config: quantised weights are not supported; name the directory of the model in bf16"
         )
     cls = load_dotted(family.config)
     known = {f.name for f in dataclasses.fields(cls)} - set(MODEL_ONLY_KEYS)
@@ -142,17 +147,34 @@ def adopt(model: Any, named: dict[str, str], family: Family, folder: Path, setti
     return theirs
 
 
+def _dtype_problems(dtypes: dict[str, str], aliases: dict[str, str]) -> list[str]:
+    """Tensors whose numbers are no weights of ours: integers, eight-bit floats, and a tie of two different types."""
+    lines = []
+    for dtype in sorted({*dtypes.values()} - set(WEIGHT_DTYPES)):
+        names = by_layer([name for name, has in dtypes.items() if has == dtype])
+        lines += [f"wrong type: {name} has dtype {dtype}; {', '.join(WEIGHT_DTYPES)} are weights" for name in names]
+    for alias, target in aliases.items():
+        mine, theirs = dtypes.get(alias), dtypes.get(target)
+        if mine and theirs and mine != theirs:
+            lines.append(f"untied: {alias} is {mine} and {target} is {theirs}, but tie_word_embeddings makes them one")
+    return lines
+
+
 def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
     """Compare the files of a weights folder with what the model needs; names of tensors it has no use for.
 
     Raises UserError, everything that is wrong at once.
     """
     weights = load_dotted(family.weights)(model)
+    problems: list[str] = []
     if is_checkpoint(folder):
         found = load_index(folder).shapes("param")
     else:
-        found = {name: info.shape for name, info in read_folder(folder).items()}
-    if problems := mismatches(found, weights.published, weights.aliases):
+        infos = read_folder(folder)
+        found = {name: info.shape for name, info in infos.items()}
+        known = {*weights.published, *weights.aliases}
+        problems += _dtype_problems({n: info.dtype for n, info in infos.items() if n in known}, weights.aliases)
+    if problems := [*mismatches(found, weights.published, weights.aliases), *problems]:
         raise UserError(
             f"{folder}: these weights are not those of its {CONFIG}:" + "".join(f"\n  {p}" for p in problems)
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from engine.effects import without_effect
 from engine.errors import UserError
-from engine.family import Family
+from engine.family import Family, load_dotted
 from engine.schema import Run
 from engine.suggest import did_you_mean
 
@@ -75,12 +76,31 @@ RESERVED_IDS = ("latest", "sweeps")
 RESERVED = " or ".join(RESERVED_IDS)
 
 
-def check(run: Run, family: Family) -> None:
-    """Raise a UserError that lists, one a line, all values that cannot be."""
-    problems = [*_ranges(run), *_choices(run), *_names(run, family), *_model(run.model)]
-    problems += [] if problems else [*_schedule(run), *_job(run)]
+def check(run: Run, family: Family, named: Collection[str] = (), published: Path | None = None) -> None:
+    """Raise a UserError that lists, one a line, all values that cannot be.
+
+    `named` holds the keys that the user set: each of them must have an effect. `published` is the file that the model's
+    keys were read from, if they were, so that its mistakes are not laid at the user's door.
+    """
+    problems = value_problems(run, family)
+    problems += [] if problems else [*_schedule(run), *_job(run), *without_effect(run, named)]
+    if published:
+        problems = [_of_file(line, published) for line in problems]
     if problems:
         raise UserError("\n".join(problems))
+
+
+def value_problems(run: Run, family: Family) -> list[str]:
+    """Values that are wrong by themselves, one a line."""
+    problems = [*_ranges(run), *_choices(run), *_names(run, family), *_model(run.model), *_packages(run)]
+    if family.check and not any(line.startswith(("model.", "backend=")) for line in problems):
+        problems += load_dotted(family.check)(run.model, run.backend)
+    return problems
+
+
+def _of_file(line: str, file: Path) -> str:
+    """A problem of `model.key` as one of a config.json."""
+    return f"{file}: {line.removeprefix('model.')}" if line.startswith("model.") else line
 
 
 def value_at(run: Run, key: str) -> Any:
@@ -124,6 +144,17 @@ def _names(run: Run, family: Family) -> Iterator[str]:
         yield "output_dir is empty; name a folder, such as outputs"
 
 
+def _packages(run: Run) -> Iterator[str]:
+    """Loggers that are asked for and not installed. What is only printed runs elsewhere."""
+    if (run.logger.tensorboard or run.logger.wandb) and run.launcher.name != "print":
+        from engine.metrics.writer import check_packages
+
+        try:
+            check_packages(run.logger)
+        except UserError as error:
+            yield str(error)
+
+
 def _model(model: Any) -> Iterator[str]:
     heads, groups = (getattr(model, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and groups and groups > 0 and heads % groups:
@@ -131,6 +162,11 @@ def _model(model: Any) -> Iterator[str]:
     head_dim = getattr(model, "head_dim", None)
     if head_dim and head_dim % 2:
         yield f"model.head_dim={head_dim} must be even, since rotary embeddings turn pairs"
+    size = getattr(model, "vocab_size", None)
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(model, key, None)
+        if token is not None and size is not None and not 0 <= token < size:
+            yield f"model.{key}={token} is no token of model.vocab_size={size}; it must be from 0 to {size - 1}"
 
 
 def _schedule(run: Run) -> Iterator[str]:

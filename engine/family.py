@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from engine.errors import UserError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A further architecture of a family, published under a `model_type` of its own."""
+
+    model_type: str
+    config: str
+    reference: str
+    reference_config: str
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,20 @@ class Family:
     weights: str  # function(config) -> engine.checkpoint.weight_map.WeightMap, free of torch
     megatron: str  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
     tasks: tuple[str, ...]
+    check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch
+    variants: tuple[Variant, ...] = ()  # architectures besides the one above, such as the MoE sizes of a dense family
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The published `model_type`s that this family reads."""
+        return (self.model_type, *(variant.model_type for variant in self.variants))
+
+    def of(self, model_type: str | None) -> Family:
+        """The family's card for one of its architectures; None means the first."""
+        for variant in self.variants:
+            if variant.model_type == model_type:
+                return replace(self, **vars(variant))
+        return self
 
 
 def load_dotted(dotted: str) -> Any:

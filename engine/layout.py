@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.data import SMALLEST_BPE
 from engine.errors import UserError
 from engine.schema import Run
 
@@ -112,6 +113,11 @@ def _rows(run: Run) -> Iterator[str]:
         yield f"data.vocab_size={wanted}: only a tokenizer trained here takes it, and there is {run.data.tokenizer}"
     if wanted and size and wanted > size:
         yield f"data.vocab_size={wanted} is more than model.vocab_size={size}; it must not be"
+    elif wanted and wanted < SMALLEST_BPE and run.data.tokenizer is None:
+        yield (
+            f"data.vocab_size={wanted}: a byte-level BPE needs at least {SMALLEST_BPE} tokens; raise it (and "
+            "model.vocab_size where that is smaller), or name a tokenizer with data.tokenizer=DIR"
+        )
 
 
 def _batch(run: Run) -> Iterator[str]:

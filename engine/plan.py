@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.architecture import adopt, check_tensors, differences, find_weights, read_architecture
+from engine.architecture import CONFIG, adopt, check_tensors, differences, find_weights, read_architecture
 from engine.checkpoint.card import TOKENIZER, tokenizer_files
 from engine.checkpoint.index import STATE, read_json
 from engine.checkpoint.paths import CHECKPOINTS, find_checkpoint, is_checkpoint, newest
@@ -46,7 +46,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
         composition = compose(family, [*overrides, f"hardware={hardware.name}"])
     run = composition.run
     run.hardware.name = hardware.name
-    check(run, family)
+    check(run, family, composition.named)
     notes = _take_weights(run, family, composition)
     resuming = run.checkpoint.resume is not None
     if resuming:
@@ -91,7 +91,7 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
         run.job.source = str(folder)
     else:
         run.model.weights = str(folder)
-    check(run, family)
+    check(run, family, published=folder / CONFIG)
     extra = check_tensors(folder, family, run.model)
     if setting == "job.source":
         return _unused_note(folder, extra)
@@ -102,6 +102,7 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
         )
     if run.data.tokenizer is None and run.job.name != "forward":
         run.data.tokenizer = _tokenizer_of(folder)
+        _check_tokenizer(run, folder)
     return _unused_note(folder, extra)
 
 
@@ -112,6 +113,19 @@ def _unused_note(folder: Path, names: list[str]) -> list[str]:
 def _tokenizer_of(folder: Path) -> str | None:
     """Where the tokenizer of some weights lies: their vocabulary means nothing with another one."""
     return next((str(place) for place in (folder / TOKENIZER, folder) if tokenizer_files(place)), None)
+
+
+def _check_tokenizer(run: Run, folder: Path) -> None:
+    """Weights mean nothing with a vocabulary that is not theirs: a new one is trained only when it is asked for."""
+    if run.data.tokenizer is not None:
+        return
+    if run.job.name == "sample":
+        raise UserError(f"model.weights={folder}: there is no tokenizer in it, and job=sample needs one")
+    if run.job.name in ("train", "prepare") and run.data.vocab_size is None:
+        raise UserError(
+            f"model.weights={folder}: there is no tokenizer in it; name theirs with data.tokenizer=DIR "
+            "(data.vocab_size=N trains a new one, whose tokens mean nothing to these weights)"
+        )
 
 
 def _take_resume(run: Run, named: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from engine.data import SMALLEST_BPE
 from engine.data.cache import cached
 from engine.data.corpus import Corpus
 from engine.data.sources import BadSample, BadSamples
@@ -16,7 +17,6 @@ from engine.data.tokenizer import all_cores
 from engine.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST = 256 + 1  # every byte, and the end of a text
 SAMPLE_BYTES = 24 << 20  # text that the merges are learned from; more only costs time and memory
 VERSION = 1  # of everything below: part of the cache's key
 
@@ -30,9 +30,9 @@ def trained_bpe(corpus: Corpus, vocab_size: int, cache: Path, bad: BadSamples) -
 
     The same corpus and settings give the same tokenizer. Raises UserError if `vocab_size` is too small for every byte.
     """
-    if vocab_size < SMALLEST:
+    if vocab_size < SMALLEST_BPE:
         raise UserError(
-            f"a byte-level BPE needs at least {SMALLEST} tokens, and data.vocab_size or model.vocab_size "
+            f"a byte-level BPE needs at least {SMALLEST_BPE} tokens, and data.vocab_size or model.vocab_size "
             f"is {vocab_size}; raise it, or name a tokenizer with data.tokenizer=DIR"
         )
     folder = cache / f"bpe-{vocab_size}-{corpus.cache_key}-{VERSION}-{tokenizers.__version__}"

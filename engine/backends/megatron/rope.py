@@ -9,9 +9,8 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from engine import rope_scaling
 from engine.errors import UserError
-
-KINDS = ("default", "linear", "llama3", "yarn")
 
 
 class Rope:
@@ -38,22 +37,9 @@ class Rope:
 
 def scaling_kind(scaling: dict[str, Any] | None) -> str:
     """The checked `rope_type` of a published `rope_scaling`."""
-    if not scaling:
-        return "default"
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in KINDS:
-        raise UserError(f"model.rope_scaling: rope_type '{kind}' is not supported; these are: {', '.join(KINDS)}")
-    needed = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        "yarn": ("factor", "original_max_position_embeddings"),
-    }[kind]
-    if missing := [key for key in needed if scaling.get(key) is None]:
-        raise UserError(f"model.rope_scaling: rope_type '{kind}' needs {', '.join(missing)}")
-    if scaling.get("attention_factor") is not None:
-        raise UserError("model.rope_scaling: attention_factor is not supported; leave it out for YaRN's own")
-    return kind
+    if problem := next(rope_scaling.problems(scaling, "megatron"), None):
+        raise UserError(f"model.rope_scaling: {problem}")
+    return rope_scaling.kind_of(scaling)
 
 
 def inverse_frequencies(head_dim: int, theta: float, kind: str, scaling: dict[str, Any]) -> Tensor:

@@ -11,5 +11,6 @@ FAMILY = Family(
     reference_config="transformers:Qwen3Config",
     weights="zoo.qwen3.weights:weight_map",
     megatron="zoo.qwen3.model:build",
+    check="zoo.qwen3.check:check",
     tasks=("pretrain",),
 )

@@ -8,15 +8,13 @@ from engine.backends.megatron.config import transformer_config
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.rope import Rope
 from engine.backends.megatron.spec import SpecProvider, attention_spec, block_spec, layer_spec, mlp_spec
-from engine.errors import UserError
 from engine.schema import Run
 from hardware.base import Hardware
 from zoo.qwen3.config import Qwen3Config
 
 
 def build(config: Qwen3Config, run: Run, hardware: Hardware) -> CausalLM:
-    """This rank's part of the model, its weights unset. UserError for published settings that are not supported."""
-    check(config)
+    """This rank's part of the model, its weights unset."""
     rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
     transformer = transformer_config(
         run,
@@ -39,13 +37,3 @@ def build(config: Qwen3Config, run: Run, hardware: Hardware) -> CausalLM:
     attention = attention_spec(provider, qk_norm=True, output_bias=config.attention_bias)
     block = block_spec(transformer, provider, layer_spec(provider, attention, mlp_spec(provider)))
     return CausalLM(transformer, block, config.vocab_size, config.tie_word_embeddings, rope)
-
-
-def check(config: Qwen3Config) -> None:
-    """Refuse what the published keys can ask for and no published Qwen3 does."""
-    if config.hidden_act != "silu":
-        raise UserError(f"model.hidden_act={config.hidden_act}: the megatron backend has Qwen3's silu only")
-    if config.attention_dropout:
-        raise UserError(f"model.attention_dropout={config.attention_dropout}: backend=megatron has none; set it to 0")
-    if config.use_sliding_window and config.max_window_layers < config.num_hidden_layers:
-        raise UserError("model.use_sliding_window=true: no backend has sliding windows yet; set it to false")

@@ -1,0 +1,74 @@
+"""Settings that the user named and that would change nothing in this run: an error, never a silent shrug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from engine.schema import Run
+
+NOT_TRAINING = ("forward", "convert", "prepare", "sample")
+KEPT = ("save_interval", "keep_last", "keep_best", "keep_every", "export_hf")
+RECORDS = ("jsonl", "parquet", "datasets", "webdataset", "energon")  # sources whose samples have named parts
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Keys (or groups, ending in a dot) that do nothing in a run for which `when` holds."""
+
+    keys: tuple[str, ...]
+    when: Callable[[Run], bool]
+    why: Callable[[Run], str]
+
+
+RULES = (
+    Rule(
+        ("optim.", "schedule.", *(f"checkpoint.{key}" for key in KEPT)),
+        lambda run: run.job.name in NOT_TRAINING,
+        lambda run: f"only job=train uses it, and this is job={run.job.name}",
+    ),
+    Rule(
+        ("data.field",),
+        lambda run: run.data.name not in (*RECORDS, "mixture"),
+        lambda run: f"data={run.data.name} reads whole files and has no fields; data=jsonl has",
+    ),
+    Rule(
+        ("data.workers",),
+        lambda run: run.data.packing == "offline",
+        lambda run: "data.packing=offline reads tokens that are there already",
+    ),
+    Rule(
+        ("schedule.min_lr_ratio",),
+        lambda run: run.schedule.name == "constant",
+        lambda run: "schedule=constant never lowers the learning rate",
+    ),
+    Rule(
+        ("model.sliding_window", "model.max_window_layers"),
+        lambda run: getattr(run.model, "use_sliding_window", None) is False,
+        lambda run: "it needs model.use_sliding_window=true",
+    ),
+    Rule(
+        ("logger.wandb_project",),
+        lambda run: not run.logger.wandb,
+        lambda run: "it needs logger.wandb=true",
+    ),
+    Rule(
+        ("checkpoint.export_dtype", "job.sample_prompt", "job.sample_tokens"),
+        lambda run: run.job.name == "train" and not run.checkpoint.export_hf,
+        lambda run: "checkpoint.export_hf=false writes no model that could have it",
+    ),
+    Rule(
+        ("job.top_k",),
+        lambda run: getattr(run.job, "temperature", None) == 0,
+        lambda run: "job.temperature=0 always takes the likeliest token",
+    ),
+)
+
+
+def without_effect(run: Run, named: Collection[str]) -> Iterator[str]:
+    """A line for each named setting that this run has no use for."""
+    for rule in RULES:
+        if rule.when(run):
+            for key in named:
+                if any(key == k or (k.endswith(".") and key.startswith(k)) for k in rule.keys):
+                    yield f"{key} has no effect: {rule.why(run)}; leave it out"
