@@ -6,12 +6,15 @@ query head h reads key/value head h // (H / K)), D the head's width. The value's
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Optional, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from hardware.kernels.tail import TailAttention
 
 
 class Attention(Protocol):
@@ -34,6 +37,23 @@ class Attention(Protocol):
 
     def causal(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
         """Causal attention inside each row, [B, H, S, D]."""
+
+    def tails(
+        self,
+        q_THD: Tensor,
+        k_SKD: Tensor,
+        v_SKD: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_q: int,
+        max_k: int,
+        scale: Optional[float] = None,
+    ) -> Tensor:
+        """Causal attention inside documents of which only the last tokens ask, [T, H, D].
+
+        Document i has n queries and m >= n keys, by the boundaries `cu_seqlens_q` and `cu_seqlens_k`; its query j sees
+        the first m - n + j + 1 keys. This is what a rank of context parallelism computes.
+        """
 
 
 # Boundaries are read once for each tensor of them, not once for each layer: on an accelerator every read is a wait.
@@ -88,8 +108,38 @@ def _rows(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: Optional[float]
     return causal_attention(q, k, v, scale).transpose(1, 2)
 
 
+def tails_attention(
+    q_THD: Tensor,
+    k_SKD: Tensor,
+    v_SKD: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: Optional[float] = None,
+) -> Tensor:
+    """Causal attention inside documents of which only the last tokens ask, see `Attention.tails`.
+
+    Runs of whole documents (as many queries as keys) go to `varlen_attention`, the others to `TailAttention`.
+    """
+    pairs = list(zip(document_lengths(cu_seqlens_q), document_lengths(cu_seqlens_k), strict=True))
+    out, query, key = [], 0, 0
+    for whole, run in groupby(pairs, key=lambda pair: pair[0] == pair[1]):
+        for documents in [list(run)] if whole else [[pair] for pair in run]:
+            queries, keys = (sum(lengths) for lengths in zip(*documents, strict=True))
+            q, k, v = q_THD[query : query + queries], k_SKD[key : key + keys], v_SKD[key : key + keys]
+            if whole:
+                bounds = torch.tensor([0, *(n for n, _ in documents)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+                out.append(varlen_attention(q, k, v, bounds, max_q, scale))
+            elif queries:
+                out.append(TailAttention.apply(q, k, v, scale))
+            query, key = query + queries, key + keys
+    return torch.cat(out)
+
+
 class ReferenceAttention:
     """Plain torch: exact and differentiable everywhere."""
 
     varlen = staticmethod(varlen_attention)
     causal = staticmethod(causal_attention)
+    tails = staticmethod(tails_attention)

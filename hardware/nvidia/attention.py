@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from hardware.kernels.attention import ReferenceAttention, varlen_attention
+from hardware.kernels.attention import ReferenceAttention, tails_attention, varlen_attention
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -30,6 +30,24 @@ class NvidiaAttention(ReferenceAttention):
 
         cu = cu_seqlens.to(q_THD.device, non_blocking=True)
         return varlen_attn(q_THD, k_TKD, v_TKD, cu, cu, max_seqlen, max_seqlen, scale=scale, window_size=(-1, 0))
+
+    def tails(
+        self,
+        q_THD: Tensor,
+        k_SKD: Tensor,
+        v_SKD: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_q: int,
+        max_k: int,
+        scale: Optional[float] = None,
+    ) -> Tensor:
+        if not _flash_takes(q_THD, v_SKD):
+            return tails_attention(q_THD, k_SKD, v_SKD, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale)
+        from torch.nn.attention.varlen import varlen_attn  # aligns its causal mask with the last key
+
+        cu_q, cu_k = (cu.to(q_THD.device, non_blocking=True) for cu in (cu_seqlens_q, cu_seqlens_k))
+        return varlen_attn(q_THD, k_SKD, v_SKD, cu_q, cu_k, max_q, max_k, scale=scale, window_size=(-1, 0))
 
 
 def _flash_takes(q_THD: Tensor, v_TKD: Tensor) -> bool:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from hardware.kernels.attention import causal_attention, document_lengths, varlen_attention
+from hardware.kernels import tail
+from hardware.kernels.attention import causal_attention, document_lengths, tails_attention, varlen_attention
 from hardware.nvidia import Nvidia
 from hardware.nvidia.attention import NvidiaAttention
 
@@ -71,6 +72,43 @@ def test_rows_equal_the_textbook_and_the_default_scale(rows, length, heads, kv_h
     torch.testing.assert_close(varlen_attention(q, k, v, cu_seqlens, length), expected)
 
 
+TAILS = [
+    # queries of each document, its keys, heads, key/value heads, width, width of the value
+    ([1], [1], 1, 1, 2, 2),
+    ([3], [11], 4, 2, 8, 8),
+    ([7], [8], 4, 4, 24, 16),
+    ([5, 4, 4, 1, 9], [12, 4, 4, 1, 9], 6, 2, 24, 24),  # as a rank of context parallelism has them
+    ([2, 3, 0, 5], [2, 9, 4, 30], 4, 1, 8, 8),
+    ([70, 6], [200, 6], 8, 2, 64, 64),
+]
+
+
+def tails_inputs(queries, keys, heads, kv_heads, width, value_width, dtype):
+    """Query, key and value of whole documents, which of the queries ask, and both boundaries."""
+    inputs = make(sum(keys), heads, kv_heads, width, value_width, dtype)
+    ask = torch.cat([torch.arange(m) >= m - n for n, m in zip(queries, keys, strict=True)])
+    bounds = (torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) for lengths in (queries, keys))
+    return inputs, ask, *bounds
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1 << 8])  # one block of queries, and several
+@pytest.mark.parametrize("attend", [tails_attention, NvidiaAttention().tails])
+@pytest.mark.parametrize("queries, keys, heads, kv_heads, width, value_width", TAILS)
+def test_tails_equal_the_textbook(attend, queries, keys, heads, kv_heads, width, value_width, block, monkeypatch):
+    monkeypatch.setattr(tail, "BLOCK_SCORES", block)
+    scale = 0.3
+    (q, k, v), ask, cu_q, cu_k = tails_inputs(queries, keys, heads, kv_heads, width, value_width, torch.float32)
+    wanted_inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted = textbook(*wanted_inputs, keys, scale)[ask]
+    out = attend(q[ask], k, v, cu_q, cu_k, max(queries), max(keys), scale)
+    torch.testing.assert_close(out.double(), wanted, atol=5e-6, rtol=0)
+    weight = torch.randn_like(wanted)
+    (out * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    for ours, theirs in zip((q, k, v), wanted_inputs, strict=True):
+        assert (ours.grad.double() - theirs.grad).norm() <= 2e-6 * (theirs.grad.norm() + weight.norm())
+
+
 def test_a_later_or_foreign_token_changes_nothing():
     q, k, v = make(20, 4, 2, 8, 8, torch.float32)
     cu_seqlens = torch.tensor([0, 6, 20], dtype=torch.int32)
@@ -118,4 +156,22 @@ def test_flash_documents_equal_the_textbook(lengths, heads, kv_heads, width, val
     (out * weight.to(out)).sum().backward()
     (expected * weight.bfloat16().double()).sum().backward()
     for ours, theirs in zip((q, k, v), expected_inputs, strict=True):
+        assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-3 * weight.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("queries, keys, heads, kv_heads, width, value_width", TAILS)
+def test_flash_tails_equal_the_textbook(queries, keys, heads, kv_heads, width, value_width):
+    device, scale = Nvidia().device(0), 0.3
+    inputs, ask, cu_q, cu_k = tails_inputs(queries, keys, heads, kv_heads, width, value_width, torch.float32)
+    half = [x.detach().bfloat16() for x in inputs]
+    wanted_inputs = [x.double().requires_grad_() for x in half]
+    wanted = textbook(*wanted_inputs, keys, scale)[ask]
+    q, k, v = (x.to(device).requires_grad_() for x in half)
+    out = NvidiaAttention().tails(q[ask.to(device)], k, v, cu_q.to(device), cu_k, max(queries), max(keys), scale)
+    torch.testing.assert_close(out.double().cpu(), wanted, atol=3e-2, rtol=3e-2)
+    weight = torch.randn_like(wanted)
+    (out * weight.to(out)).sum().backward()
+    (wanted * weight.bfloat16().double()).sum().backward()
+    for ours, theirs in zip((q, k, v), wanted_inputs, strict=True):
         assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-3 * weight.norm()
