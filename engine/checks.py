@@ -20,7 +20,7 @@ COUNTS = {
         *("vocab_size", "seq_len", "global_batch_size", "micro_batch_size"),
         *("shuffle_rows", "prefetch", "workers"),
     ),
-    "parallelism": ("tp", "pp", "cp", "ep", "dp", "shard_size"),
+    "parallelism": ("tp", "pp", "vpp", "cp", "ep", "dp", "shard_size"),
     "schedule": ("steps", "decay_steps"),
     "checkpoint": ("save_interval", "keep_last", "keep_every"),
     "logger": ("interval",),

@@ -50,6 +50,7 @@ class Parallelism:
     name: str = MISSING
     tp: int = 1
     pp: int = 1
+    vpp: int = 1  # virtual stages of each pipeline rank (interleaved 1F1B); needs pp > 1
     cp: int = 1
     ep: int = 1
     dp: Optional[int] = None  # None: what the world size leaves

@@ -28,6 +28,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2_sp_dp2": (4, {"tp": 2, "sp": True}),
     "pp2_dp2_overlap": (4, {"pp": 2, "overlap": True}),
     "pp4": (4, {"pp": 4}),
+    "cp2": (2, {"cp": 2}),
+    "cp2_tp2_selective": (4, {"cp": 2, "tp": 2, "recompute": "selective"}),
+    "cp2_tp2_sp": (4, {"cp": 2, "tp": 2, "sp": True}),
+    "cp2_pp2_full": (4, {"cp": 2, "pp": 2, "recompute": "full"}),
+    "cp2_dp2_overlap": (4, {"cp": 2, "overlap": True}),
+    "cp4": (4, {"cp": 4}),
+    "pp2_vpp2": (2, {"pp": 2, "vpp": 2}),
+    "pp2_vpp2_dp2_overlap": (4, {"pp": 2, "vpp": 2, "overlap": True}),
+    "pp2_vpp2_cp2": (4, {"pp": 2, "vpp": 2, "cp": 2}),
 }
 CASES: dict[str, dict[str, Any]] = {
     "tied": {},

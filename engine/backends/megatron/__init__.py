@@ -21,9 +21,12 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBa
 
     groups.start(run)
     try:
-        model = load_dotted(family.megatron)(run.model, run, hardware)
+        chunks = []
+        for stage in range(run.parallelism.vpp):
+            with groups.building(stage if run.parallelism.vpp > 1 else None):
+                chunks.append(load_dotted(family.megatron)(run.model, run, hardware))
         device = hardware.device(int(os.environ.get("LOCAL_RANK", "0")))
-        return MegatronBackend(run, model, load_dotted(family.weights)(run.model), device, mode)
+        return MegatronBackend(run, chunks, load_dotted(family.weights)(run.model), device, mode)
     except BaseException:
         groups.stop()
         raise

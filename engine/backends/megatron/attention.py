@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.backends.megatron import context_parallel
 from hardware.kernels.attention import Attention
 
 
@@ -30,6 +32,7 @@ class Documents:
     cu_seqlens: Tensor
     max_seqlen: int
     dense: bool  # every row is one document
+    chunks: tuple[context_parallel.Chunk, ...] = ()  # of this rank, under context parallelism
     qkv_format: str = "rows"
 
     @property
@@ -56,8 +59,16 @@ class CoreAttention(MegatronModule):
         packed_seq_params: Documents | None = None,
         **_: Any,
     ) -> Tensor:
-        """[T, 1, H * D]. Tokens beyond the documents (padding) get zeros."""
+        """[T, 1, H * D]. Tokens beyond the documents (padding) get zeros.
+
+        Under context parallelism T are this rank's tokens, and padding is a document of its own.
+        """
         documents = packed_seq_params
+        if documents.chunks:
+            group = parallel_state.get_context_parallel_group()
+            qkv = (x[:, 0] for x in (q_T1HD, k_T1KD, v_T1KD))
+            out = context_parallel.attend(*qkv, documents.chunks, group, self._kernels.tails, self._scale)
+            return out.flatten(1).unsqueeze(1)
         q, k, v = (x[: documents.tokens, 0] for x in (q_T1HD, k_T1KD, v_T1KD))
         if documents.dense:
             shape = (documents.rows, documents.length)

@@ -15,8 +15,8 @@ from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
 from engine.backends.megatron import groups
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
-from engine.backends.megatron.pipeline import MicroResult, reports, run_microbatches
-from engine.backends.megatron.state import Entry, entries, fill, slices
+from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
+from engine.backends.megatron.state import Entry, entries, fill, replicas, slices
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import Batch
@@ -25,15 +25,19 @@ from engine.schema import Run
 
 
 class MegatronBackend:
-    """One rank's stage of a model, its optimizer and its layout."""
+    """One rank's stage of a model, or its virtual stages; the optimizer and the layout."""
 
-    def __init__(self, run: Run, model: CausalLM, weight_map: WeightMap, device: torch.device, mode: str) -> None:
+    def __init__(
+        self, run: Run, chunks: Sequence[CausalLM], weight_map: WeightMap, device: torch.device, mode: str
+    ) -> None:
+        """`chunks` are the virtual stages of an interleaved pipeline, in order, or the only stage."""
         self._run, self._mode, self._device = run, mode, device
-        self._module = model.to(device)
-        self._config = model.config
-        self._model: CausalLM | DistributedDataParallel = self._module
+        self._chunks = [chunk.to(device) for chunk in chunks]
+        self._config = chunks[0].config  # the one that megatron-core's schedules read
+        self._model: list[CausalLM] | list[DistributedDataParallel] = self._chunks
         self._optimizer: AdamW | None = None
-        self._entries = entries(self._module, weight_map)
+        self._entries = entries(self._chunks, weight_map)
+        self._replica = replicas().rank()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
@@ -42,60 +46,70 @@ class MegatronBackend:
             self._optimizer = AdamW(run, self._model)
 
     def _wrap(self, sharded: bool, overlap: bool) -> None:
-        """Gradients in fp32 buffers, summed over data-parallel ranks."""
+        """Gradients in fp32 buffers, summed over data- and context-parallel ranks."""
         settings = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=sharded,
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap and sharded,
         )
-        self._model = DistributedDataParallel(self._config, settings, self._module)
+        self._model = [
+            # Reducing the first stage's gradients is what the end of a step waits for; the others' hides anyway.
+            DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=stage > 0)
+            for stage, chunk in enumerate(self._chunks)
+        ]
         self._config.finalize_model_grads_func = finalize_model_grads
         if overlap:
-            self._config.no_sync_func = self._model.no_sync
+            no_sync = [model.no_sync for model in self._model]
+            self._config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+
+    def _train_mode(self, on: bool) -> None:
+        for chunk in self._chunks:
+            chunk.train(on)
 
     def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        self._module.train()
+        self._train_mode(True)
         self._optimizer.zero_grad()
         results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
-        loss_sum, num_tokens = self._totals(batches, results)
+        loss_sum, num_tokens = self._totals(results)
         if not math.isfinite(loss_sum):
             bad_rank, bad_samples = self._bad(batches, results)
             return StepResult(loss_sum, num_tokens, math.nan, bad_samples, bad_rank)
         return StepResult(loss_sum, num_tokens, self._optimizer.step(lr))
 
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        return self._totals(batches, self._forward_only(batches))
+        return self._totals(self._forward_only(batches))
 
     def forward(self, batches: Sequence[Batch], grad: bool) -> ForwardResult:
         if grad:
-            if self._model is self._module:
+            if self._model is self._chunks:
                 self._wrap(sharded=False, overlap=False)
-            self._module.train()
-            self._model.zero_grad_buffer()
+            self._train_mode(True)
+            for model in self._model:
+                model.zero_grad_buffer()
             results = run_microbatches(self._model, self._config, batches, self._device, True, want_logits=True)
         else:
             results = self._forward_only(batches, want_logits=True)
-        logits = [result.logits_BSV for result in results[: len(batches)]] if reports() else None
-        return ForwardResult(logits, *self._totals(batches, results))
+        logits = [result.logits_BSV for result in results[: len(batches)]] if holds_logits() else None
+        return ForwardResult(logits, *self._totals(results))
 
     def _forward_only(self, batches: Sequence[Batch], want_logits: bool = False) -> list[MicroResult]:
-        self._module.eval()
-        hooks = getattr(self._model, "use_forward_hook", False)
-        if hooks:  # they gather parameters for the step to come; this gathers them now
-            self._model.disable_forward_pre_hook()
+        self._train_mode(False)
+        hooked = [model for model in self._model if getattr(model, "use_forward_hook", False)]
+        for model in hooked:  # they gather parameters for the step to come; this gathers them now
+            model.disable_forward_pre_hook()
         try:
             return run_microbatches(self._model, self._config, batches, self._device, False, want_logits)
         finally:
-            if hooks:
-                self._model.enable_forward_pre_hook()
+            for model in hooked:
+                model.enable_forward_pre_hook()
 
-    def _totals(self, batches: Sequence[Batch], results: Sequence[MicroResult]) -> tuple[float, int]:
+    def _totals(self, results: Sequence[MicroResult]) -> tuple[float, int]:
         """Loss sum and supervised tokens over all ranks. Collective."""
         totals = torch.zeros(2, dtype=torch.float64, device=self._device)
-        if reports() and batches:
+        if reports() and results:
             totals[0] = torch.stack([result.loss_sum for result in results]).sum()
-            totals[1] = sum(batch.num_tokens for batch in batches)
+            totals[1] = sum(result.num_tokens for result in results)
         dist.all_reduce(totals)
         loss_sum, num_tokens = totals.tolist()
         return loss_sum, int(num_tokens)
@@ -108,7 +122,7 @@ class MegatronBackend:
             mine = [sample for batch in bad for sample in batch.sample_ids] if bad else None
         answers = Comm(self._device).all_gather(mine)
         ranks = [rank for rank, samples in enumerate(answers) if samples is not None]
-        samples = sorted(sample for samples in answers if samples is not None for sample in samples)
+        samples = sorted({sample for samples in answers if samples is not None for sample in samples})
         return (ranks[0] if ranks else None), tuple(samples)
 
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
@@ -121,7 +135,7 @@ class MegatronBackend:
 
     def _held(self, kind: str, entry: Entry) -> tuple[Tensor, int] | None:
         """The elements that this rank answers for, flat, and where they start in the parameter."""
-        whole = entry.owner == self.dp_rank
+        whole = entry.owner == self._replica
         if kind == "grad":
             return (entry.parameter.main_grad.view(-1), 0) if whole else None
         if self._optimizer is None:

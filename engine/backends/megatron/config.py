@@ -29,7 +29,9 @@ def transformer_config(run: Run, hardware: Hardware, num_layers: int, **architec
         **recompute,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
-        pipeline_model_parallel_layout=stages(num_layers, layout.pp),
+        pipeline_model_parallel_layout=stages(num_layers, layout.pp) if layout.vpp == 1 else None,
+        **INTERLEAVED | {"virtual_pipeline_model_parallel_size": layout.vpp} if layout.vpp > 1 else {},
+        context_parallel_size=layout.cp,
         sequence_parallel=layout.sp,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -51,6 +53,8 @@ DEFAULTS = {
     "persist_layer_norm": False,  # needs Apex
     "transformer_impl": "local",  # must agree with the layer specification
 }
+# Without these, megatron-core's interleaved schedule computes wrong numbers and says nothing.
+INTERLEAVED = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 # Attention keeps no S x S scores to drop here, so the MLP's wide activations are what selective recomputation is for.
 SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -11,12 +14,13 @@ from engine.schema import Run
 
 
 def start(run: Run) -> None:
-    """Make the groups of `run.parallelism`. Ranks are laid out tp first, then dp, then pp. Collective."""
+    """Make the groups of `run.parallelism`. Ranks are laid out tp first, then cp, dp and pp. Collective."""
     layout = run.parallelism
     check(run, dist.get_world_size())
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         create_gloo_process_groups=False,
     )
@@ -26,15 +30,35 @@ def start(run: Run) -> None:
 def check(run: Run, world: int) -> None:
     """What the controller has checked too; a backend may also be built without it."""
     layout = run.parallelism
-    for axis in ("cp", "ep"):
-        if (size := getattr(layout, axis)) > 1:
-            raise UserError(f"parallelism.{axis}={size}: the megatron backend has no {axis} yet; set it to 1")
-    if world % (layout.tp * layout.pp):
-        raise UserError(f"tp={layout.tp} x pp={layout.pp} does not divide {world} ranks")
+    if layout.ep > 1:
+        raise UserError(f"parallelism.ep={layout.ep}: the megatron backend has no ep yet; set it to 1")
+    if world % (layout.tp * layout.cp * layout.pp):
+        raise UserError(f"tp={layout.tp} x cp={layout.cp} x pp={layout.pp} does not divide {world} ranks")
+    if layout.vpp > 1 and layout.pp == 1:
+        raise UserError(f"parallelism.vpp={layout.vpp} needs parallelism.pp > 1")
     if layout.strategy not in ("ddp", "zero1"):
         raise UserError(f"parallelism.strategy={layout.strategy}: the megatron backend has ddp and zero1")
     if layout.sp and layout.tp == 1:
         raise UserError("parallelism.sp=true needs parallelism.tp > 1")
+
+
+_stage: int | None = None
+
+
+@contextmanager
+def building(stage: int | None) -> Iterator[None]:
+    """The models built inside are this virtual stage of the rank; None if the pipeline is not interleaved."""
+    global _stage
+    before, _stage = _stage, stage
+    try:
+        yield
+    finally:
+        _stage = before
+
+
+def virtual_stage() -> int | None:
+    """The virtual stage that is being built. A family's `model.py` describes a model and knows nothing of stages."""
+    return _stage
 
 
 def stop() -> None:

@@ -13,38 +13,51 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.backends.megatron import groups
 from engine.backends.megatron.attention import Documents
+from engine.backends.megatron.context_parallel import all_tokens, chunks, share
 from engine.backends.megatron.rope import Rope
 from engine.data.batch import IGNORE, Batch
 
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """A micro-batch as one row of T tokens; T is padded to a multiple of the tensor-parallel size."""
+    """A micro-batch as one row of T tokens, padding included; under context parallelism this rank's share of it."""
 
     tokens_1T: Tensor
     labels_T1: Tensor  # IGNORE on padding
     positions_T: Tensor
     documents: Documents
-    num_tokens: int  # supervised
+    num_tokens: int  # supervised, of these
     want_logits: bool = False
 
 
 def padded_tokens(batch: Batch, multiple: int) -> int:
-    """Tokens of the flattened batch, padding included."""
+    """Tokens of the flattened batch over all context-parallel ranks, padding included."""
     return -(-batch.tokens_BS.numel() // multiple) * multiple
 
 
-def flatten(batch: Batch, multiple: int, device: torch.device, want_logits: bool = False) -> FlatBatch:
-    """The batch on a device, as one row."""
+def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = False) -> FlatBatch:
+    """The batch, or this rank's share of it, on a device as one row; all ranks' rows together hold `total` tokens."""
     num_tokens, (rows, length) = batch.num_tokens, batch.tokens_BS.shape
-    padding = (0, padded_tokens(batch, multiple) - rows * length)
-    batch = batch.to(device)
+    cp, parts = parallel_state.get_context_parallel_world_size(), ()
+    if cp == 1:
+        batch = batch.to(device)
+    padding = (0, total - rows * length)
+    tokens = pad(batch.tokens_BS.reshape(-1), padding)
+    labels = pad(batch.labels_BS.reshape(-1), padding, value=IGNORE)
+    positions = pad(batch.positions_BS.reshape(-1), padding)
+    if cp > 1:  # before the copy to the device: it is of this rank's share
+        rank = parallel_state.get_context_parallel_rank()
+        tokens, labels, positions = (share(x, cp, rank) for x in (tokens, labels, positions))
+        parts = chunks(pad(batch.cu_seqlens, (0, 1), value=total), cp, rank, device)
+        num_tokens = int((labels != IGNORE).sum())
+        tokens, labels, positions = (x.to(device, non_blocking=True) for x in (tokens, labels, positions))
     return FlatBatch(
-        tokens_1T=pad(batch.tokens_BS.reshape(1, -1), padding),
-        labels_T1=pad(batch.labels_BS.reshape(-1), padding, value=IGNORE).unsqueeze(1),
-        positions_T=pad(batch.positions_BS.reshape(-1), padding),
-        documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense),
+        tokens_1T=tokens.unsqueeze(0),
+        labels_T1=labels.unsqueeze(1),
+        positions_T=positions,
+        documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense, parts),
         num_tokens=num_tokens,
         want_logits=want_logits,
     )
@@ -55,26 +68,30 @@ class ModelOutput:
     """What the last pipeline stage computes."""
 
     loss_T: Tensor  # fp32, in nats; 0 where there is no label
-    logits_BSV: Tensor | None  # fp32, gathered over the tensor-parallel ranks, padding cut off
+    logits_BSV: Tensor | None  # fp32, gathered over tensor- and context-parallel ranks, padding cut off
 
 
 class CausalLM(GPTModel):
-    """A stage of the model. `forward` gives hidden states [T, 1, H], and on the last stage a ModelOutput."""
+    """A stage of the model, a virtual one where the pipeline is interleaved.
+
+    `forward` gives hidden states [T, 1, H], and on the last stage a ModelOutput.
+    """
 
     def __init__(
         self, config: TransformerConfig, block: TransformerBlockSubmodules, vocab_size: int, tied: bool, rope: Rope
     ) -> None:
         """`vocab_size` is the published one. It is padded to a multiple of the tensor-parallel size; nobody sees it."""
-        tp = config.tensor_model_parallel_size
+        tp, stage = config.tensor_model_parallel_size, groups.virtual_stage()
         super().__init__(
             config,
             block,
             vocab_size=-(-vocab_size // tp) * tp,
             max_sequence_length=0,  # of learned position embeddings only
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
             share_embeddings_and_output_weights=tied,
             position_embedding_type="none",  # `rope` knows the positions of packed documents
+            vp_stage=stage,
         )
         self.rope = rope
         self.published_vocab_size = vocab_size
@@ -109,5 +126,7 @@ class CausalLM(GPTModel):
 
     def _gather(self, logits_T1V: Tensor, documents: Documents) -> Tensor:
         whole = gather_from_tensor_model_parallel_region(logits_T1V, group=self.pg_collection.tp)
+        if documents.chunks:
+            whole = all_tokens(whole, self.pg_collection.cp)
         cut = whole[: documents.tokens, 0, : self.published_vocab_size]
         return cut.reshape(documents.rows, documents.length, -1).float().clone()

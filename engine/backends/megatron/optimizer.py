@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +33,11 @@ class Share:
 class AdamW:
     """torch's AdamW with weight decay on matrices only, and the gradient norm over all ranks."""
 
-    def __init__(self, run: Run, model: DistributedDataParallel) -> None:
+    def __init__(self, run: Run, models: Sequence[DistributedDataParallel]) -> None:
+        """`models` are the virtual stages of this rank, or the only one."""
         settings, bf16 = run.optim, run.precision.name == "bf16"
         self._clip = settings.clip_grad
-        self._model = model
+        self._models = models
         self.updates = 0
         config = OptimizerConfig(
             optimizer="adam",
@@ -47,17 +49,18 @@ class AdamW:
             clip_grad=settings.clip_grad,
             bf16=bf16,
             params_dtype=torch.bfloat16 if bf16 else torch.float32,
-            use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
-            overlap_param_gather=model.ddp_config.overlap_param_gather,
+            use_distributed_optimizer=models[0].ddp_config.use_distributed_optimizer,
+            overlap_param_gather=models[0].ddp_config.overlap_param_gather,
         )
-        self._optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+        self._optimizer = get_megatron_optimizer(config, list(models), use_gloo_process_groups=False)
         for group in self._optimizer.param_groups:
             # megatron-core leaves this product to its own scheduler of learning rates.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self.set_updates(0)
 
     def zero_grad(self) -> None:
-        self._model.zero_grad_buffer()
+        for model in self._models:
+            model.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def step(self, lr: float) -> float:
@@ -108,5 +111,6 @@ class AdamW:
         for optimizer in self._optimizer.chained_optimizers:
             if hasattr(optimizer, "_copy_main_params_to_model_params"):  # there is no other copy in plain fp32
                 optimizer._copy_main_params_to_model_params()
-        if self._model.ddp_config.use_distributed_optimizer:
-            self._model.start_param_sync(force_sync=True)
+        for model in self._models:
+            if model.ddp_config.use_distributed_optimizer:
+                model.start_param_sync(force_sync=True)

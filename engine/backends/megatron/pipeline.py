@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import tee
 from typing import Any
 
 import torch
@@ -14,20 +15,22 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from engine.backends.megatron.context_parallel import token_multiple
 from engine.backends.megatron.model import CausalLM, FlatBatch, ModelOutput, flatten, padded_tokens
 from engine.data.batch import IGNORE, Batch
 
 
 @dataclass(frozen=True)
 class MicroResult:
-    """Of one micro-batch, on the last pipeline stage."""
+    """Of one micro-batch, on the last pipeline stage. Under context parallelism, of this rank's share."""
 
     loss_sum: Tensor  # fp64 scalar on the device
-    logits_BSV: Tensor | None  # on the CPU, where `reports()`
+    num_tokens: int  # supervised
+    logits_BSV: Tensor | None  # on the CPU, where `holds_logits()`
 
 
 def run_microbatches(
-    model: CausalLM | DistributedDataParallel,
+    chunks: Sequence[CausalLM | DistributedDataParallel],
     config: TransformerConfig,
     batches: Sequence[Batch],
     device: torch.device,
@@ -36,28 +39,44 @@ def run_microbatches(
 ) -> list[MicroResult]:
     """Forward, and with `backward` also backward and the reduction of gradients, of this rank's micro-batches.
 
+    `chunks` are the model's parts on this rank: one, or with an interleaved pipeline one for each virtual stage.
     Gradients are those of the mean loss over all supervised tokens of all ranks. Results come on the last stage; the
-    other stages get an empty list. Collective: with `backward` over all ranks, else over a pipeline.
+    other stages get an empty list. Collective: with `backward` over all ranks, else over those with the same data.
     """
     if not batches:
         if not backward:
             return []
         batches = [filler()]  # a rank without data still takes part in the reduction, adding zero
-    multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
-    lengths = {padded_tokens(batch, multiple) for batch in batches}
+    count = len(batches)
+    lengths = [padded_tokens(batch, token_multiple(config)) for batch in batches]
+    if len(chunks) > 1:  # the interleaved schedule wants one length, and a micro-batch for every stage to begin with
+        pp = config.pipeline_model_parallel_size
+        batches = [*batches, *(filler() for _ in range(pp - count))]
+        lengths = [max(lengths)] * len(batches)
+        config.microbatch_group_size_per_vp_stage = group_size(len(batches), pp)
     # Stages tell each other the shape only where it changes, since that costs a round trip.
-    config.variable_seq_lengths = len(lengths) > 1
-    flat = (flatten(batch, multiple, device, want_logits) for batch in batches)
+    config.variable_seq_lengths = len(set(lengths)) > 1
+    flat = (flatten(*each, device, want_logits) for each in zip(batches, lengths, strict=True))
     with torch.set_grad_enabled(backward):
-        return get_forward_backward_func()(
+        results = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=flat,
-            model=model,
+            data_iterator=flat if len(chunks) == 1 else list(tee(flat, len(chunks))),
+            model=chunks[0] if len(chunks) == 1 else list(chunks),
             num_microbatches=len(batches),
             seq_length=max(lengths),
             micro_batch_size=1,
             forward_only=not backward,
         )
+    return results[:count]
+
+
+def group_size(count: int, pp: int) -> int:
+    """How many micro-batches a virtual stage takes in a row: as few as megatron-core's schedule can, at least pp.
+
+    What is left over after whole groups must be none or at least pp, or the pipeline would wait for itself. More in a
+    row hold more activations. `count` is at least pp.
+    """
+    return next(size for size in range(pp, count + 1) if count % size == 0 or count % size >= pp)
 
 
 def filler() -> Batch:
@@ -75,10 +94,15 @@ def forward_step(batches: Iterator[FlatBatch], model: Any) -> tuple[Any, Any]:
 def loss_of(batch: FlatBatch, output: ModelOutput) -> tuple[Tensor, Tensor, MicroResult]:
     """The loss to differentiate, the tokens to divide it by in the end, and what to report."""
     tokens = torch.tensor(batch.num_tokens, dtype=torch.int, device=output.loss_T.device)
-    logits = output.logits_BSV.cpu() if output.logits_BSV is not None and reports() else None
-    return output.loss_T.sum(), tokens, MicroResult(output.loss_T.detach().double().sum(), logits)
+    logits = output.logits_BSV.cpu() if output.logits_BSV is not None and holds_logits() else None
+    return output.loss_T.sum(), tokens, MicroResult(output.loss_T.detach().double().sum(), batch.num_tokens, logits)
 
 
 def reports() -> bool:
-    """Is this the rank, among those with the same data, whose results count?"""
+    """Is this the rank, among those with the same tokens, whose results count?"""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def holds_logits() -> bool:
+    """Is this the rank, among those with the same rows, that keeps the logits of all their tokens?"""
+    return reports() and parallel_state.get_context_parallel_rank() == 0

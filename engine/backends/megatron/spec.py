@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from engine.backends.megatron import groups
 from engine.backends.megatron.attention import CoreAttention
 from hardware.base import Hardware
 
@@ -92,4 +93,5 @@ def layer_spec(provider: SpecProvider, attention: ModuleSpec, mlp: Any) -> Modul
 
 def block_spec(config: TransformerConfig, provider: SpecProvider, layer: ModuleSpec) -> TransformerBlockSubmodules:
     """This pipeline stage's layers, all alike, and the norm after the last one."""
-    return TransformerBlockSubmodules([layer] * get_num_layers_to_build(config), provider.layer_norm())
+    count = get_num_layers_to_build(config, groups.virtual_stage())
+    return TransformerBlockSubmodules([layer] * count, provider.layer_norm())

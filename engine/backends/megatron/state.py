@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -25,16 +26,22 @@ class Entry:
     parameter: torch.nn.Parameter
     blocks: tuple[Block, ...]
     copies: bool  # another pipeline stage or tensor-parallel rank answers for it
-    owner: int  # the data-parallel rank that answers for it where all of them hold it whole
+    owner: int  # the rank in `replicas()` that answers for it where all of them hold it whole
 
 
-def entries(model: CausalLM, weight_map: WeightMap) -> list[Entry]:
-    """Every parameter of this rank, in the model's order."""
+def replicas() -> Any:
+    """The group of ranks that hold the same parameters: data- and context-parallel ones."""
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
+def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
+    """Every parameter of this rank, in the model's order. `chunks` are the virtual stages, or the only one."""
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     tp_size = parallel_state.get_tensor_model_parallel_world_size()
-    load = [0] * parallel_state.get_data_parallel_world_size()
+    load = [0] * replicas().size()
     found = []
-    for local, parameter in model.named_parameters():
+    held = [(chunk, *named) for chunk in chunks for named in chunk.named_parameters()]
+    for model, local, parameter in held:
         name = global_name(model, local)
         blocks = tuple(weight_map.blocks(name, tuple(parameter.shape), tp_rank, tp_size))
         replicated = not getattr(parameter, "tensor_model_parallel", False)
