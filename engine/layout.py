@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from engine.data import SMALLEST_BPE
 from engine.errors import UserError
-from engine.schema import Run
+from engine.schema import Parallelism, Run
 
 NATIVE = "with backend=native only parallelism.dp can be more than 1; use backend=megatron, or fsdp to divide a model"
 
@@ -31,9 +32,14 @@ def divisors(number: int, limit: int = 64) -> str:
 def _backend(run: Run) -> Iterator[str]:
     layout = run.parallelism
     if run.backend == "native":
-        for key in ("tp", "pp", "cp", "ep"):
+        for key in ("tp", "pp", "vpp", "ep"):
             if getattr(layout, key) > 1:
                 yield f"parallelism.{key}={getattr(layout, key)}: {NATIVE}"
+        if layout.cp > 1:
+            yield (
+                f"parallelism.cp={layout.cp}: only backend=megatron divides rows over ranks, and this is "
+                f"backend=native with strategy={layout.strategy}; add backend=megatron, or leave cp out"
+            )
         if layout.overlap:
             yield "parallelism.overlap=true: only backend=megatron has this switch; leave it out"
         return
@@ -42,8 +48,6 @@ def _backend(run: Run) -> Iterator[str]:
             f"parallelism.strategy={layout.strategy}: backend=megatron knows ddp and zero1 (distributed optimizer); "
             "add backend=native"
         )
-    if layout.cp > 1:
-        yield f"parallelism.cp={layout.cp}: context parallelism is not supported yet; it must be 1"
     if layout.ep > 1:
         yield f"parallelism.ep={layout.ep}: {run.family} has no experts to divide; it must be 1"
     if run.precision.compile:
@@ -67,13 +71,20 @@ def _tensor(run: Run) -> Iterator[str]:
 
 
 def _pipeline(run: Run) -> Iterator[str]:
-    pp, layers = run.parallelism.pp, getattr(run.model, "num_hidden_layers", None)
+    pp, vpp, layers = run.parallelism.pp, run.parallelism.vpp, getattr(run.model, "num_hidden_layers", None)
+    if vpp > 1 and pp == 1 and run.backend == "megatron":
+        yield f"parallelism.vpp={vpp}: virtual stages divide a pipeline's ranks; it needs parallelism.pp of at least 2"
     if layers is None:
         return
     if pp > layers:
         yield f"parallelism.pp={pp}: more stages than model.num_hidden_layers={layers} layers; pp can be up to {layers}"
     elif layers % pp:
         yield f"parallelism.pp={pp} does not divide model.num_hidden_layers={layers}; pp can be {divisors(layers)}"
+    elif pp > 1 and layers % (pp * vpp):
+        yield (
+            f"parallelism.pp={pp} x parallelism.vpp={vpp} = {pp * vpp} stages do not divide "
+            f"model.num_hidden_layers={layers}; vpp can be {divisors(layers // pp)}"
+        )
 
 
 def _sharding(run: Run) -> Iterator[str]:
@@ -129,9 +140,23 @@ def _batch(run: Run) -> Iterator[str]:
             f"data.global_batch_size={data.global_batch_size} must be a multiple of dp {dp} x data.micro_batch_size "
             f"{data.micro_batch_size} = {share}; {_batch_ways(data.global_batch_size, data.micro_batch_size, dp)}"
         )
-    if layout.sp and data.seq_len % layout.tp:
-        near = data.seq_len + layout.tp - data.seq_len % layout.tp
-        yield f"data.seq_len={data.seq_len} must be a multiple of parallelism.tp={layout.tp} with sp; {near} is"
+    elif layout.vpp > 1 and data.global_batch_size // share < layout.pp:
+        yield (
+            f"parallelism.vpp={layout.vpp} needs a micro-batch for each of the pp {layout.pp} stages, and "
+            f"data.global_batch_size={data.global_batch_size} makes {data.global_batch_size // share}; "
+            f"set data.global_batch_size={layout.pp * share} or a smaller data.micro_batch_size"
+        )
+    yield from _tokens(data.seq_len, layout)
+
+
+def _tokens(seq_len: int, layout: Parallelism) -> Iterator[str]:
+    """Rows that cannot be cut into two chunks for each rank of cp, and those evenly over the ranks of tp."""
+    tp = layout.tp if layout.sp else 1
+    multiple = layout.cp * math.lcm(2, tp) if layout.cp > 1 else tp
+    if seq_len % multiple:
+        what = f"parallelism.tp={tp} with sp" if layout.cp == 1 else f"{multiple} with parallelism.cp={layout.cp}"
+        what += f" and tp={tp} with sp" if layout.cp > 1 and tp > 1 else ""
+        yield f"data.seq_len={seq_len} must be a multiple of {what}; {seq_len + multiple - seq_len % multiple} is"
 
 
 def _batch_ways(total: int, micro: int, dp: int) -> str:

@@ -33,7 +33,7 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
         data,
         vocab_size=getattr(run.model, "vocab_size", None) if data.tokenizer is None else None,
         cache_dir=f"{run.output_dir}/cache",
-        micro_batch_size=_micro_batch_size(data.global_batch_size, layout.dp, data.seq_len),
+        micro_batch_size=_micro_batch_size(data.global_batch_size, data.seq_len, layout),
     )
     if schedule.name == "wsd":
         schedule = _filled(schedule, decay_steps=max(1, min(steps // 5, steps - schedule.warmup_steps)))
@@ -55,9 +55,14 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
     )
 
 
-def _micro_batch_size(global_batch_size: int, dp: int, seq_len: int) -> int:
-    """The most rows that divide a rank's share of the global batch and hold no more than MICRO_BATCH_TOKENS."""
-    share, most = global_batch_size // dp, max(1, MICRO_BATCH_TOKENS // seq_len)
+def _micro_batch_size(global_batch_size: int, seq_len: int, layout: Parallelism) -> int:
+    """The most rows that divide a rank's share of the global batch and give it no more than MICRO_BATCH_TOKENS.
+
+    An interleaved pipeline needs a micro-batch for each of its ranks at least.
+    """
+    share, most = global_batch_size // layout.dp, max(1, MICRO_BATCH_TOKENS * layout.cp // seq_len)
+    if layout.vpp > 1:
+        most = min(most, max(1, share // layout.pp))
     return max((n for n in range(1, min(share, most) + 1) if share % n == 0), default=1)
 
 

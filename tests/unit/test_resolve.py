@@ -38,6 +38,9 @@ RANKS = [
     ("parallelism=tp2", 0, 2, 1),
     ("parallelism=tp2", 8, 8, 4),
     ("parallelism=tp2_pp2", 0, 4, 1),
+    ("parallelism=cp2", 0, 2, 1),
+    ("parallelism=cp2_tp2", 8, 8, 2),
+    ("parallelism=pp2_vpp2", 0, 2, 1),  # virtual stages need no ranks
     ("parallelism=tp2_pp2 parallelism.dp=2", 0, 8, 2),
     ("parallelism=tp2_pp2 launcher.nproc_per_node=8", 0, 8, 2),
     ("parallelism=tp4_pp2", 8, 8, 1),
@@ -92,6 +95,16 @@ def test_ranks_that_do_not_add_up(overrides, devices, words):
 )
 def test_micro_batches_divide_the_share_and_hold_4096_tokens_at_most(rows, seq_len, dp, micro):
     run = resolved(f"data.global_batch_size={rows}", f"data.seq_len={seq_len}", f"parallelism.dp={dp}")
+    assert run.data.micro_batch_size == micro
+
+
+@pytest.mark.parametrize(
+    ("layout", "seq_len", "micro"),
+    [("cp2", 4096, 2), ("cp2", 512, 16), ("pp2_vpp2", 128, 8), ("pp2_vpp2", 512, 8), ("pp2_vpp2", 4096, 1)],
+)
+def test_micro_batches_of_divided_rows_and_interleaved_pipelines(layout, seq_len, micro):
+    """A rank of cp2 holds half of every row; two pipeline ranks need two micro-batches of the 16 rows."""
+    run = resolved(f"parallelism={layout}", "data.global_batch_size=16", f"data.seq_len={seq_len}")
     assert run.data.micro_batch_size == micro
 
 
@@ -189,7 +202,18 @@ BAD = [
     ("parallelism.pp=8 model.num_hidden_layers=4", ["pp=8", "more stages", "4 layers"]),
     ("parallelism.sp=true", ["sp=true", "tp"]),
     ("parallelism=tp2_sp data.seq_len=255", ["data.seq_len=255", "256"]),
-    ("parallelism.cp=2", ["cp=2", "must be 1"]),
+    ("parallelism=cp2 data.seq_len=254", ["data.seq_len=254", "multiple of 4 with parallelism.cp=2", "256"]),
+    ("parallelism=cp2_tp2 parallelism.tp=4 data.seq_len=252", ["seq_len=252", "multiple of 8", "tp=4 with sp", "256"]),
+    ("parallelism=cp2 backend=native", ["parallelism.cp=2", "backend=megatron", "strategy=zero1"]),
+    ("parallelism.cp=2 parallelism.strategy=fsdp backend=native", ["parallelism.cp=2", "strategy=fsdp"]),
+    ("parallelism.cp=0", ["parallelism.cp=0", "at least 1"]),
+    ("parallelism.vpp=2", ["parallelism.vpp=2", "parallelism.pp of at least 2"]),
+    ("parallelism.vpp=2 backend=native", ["parallelism.vpp=2", "native"]),
+    ("parallelism=pp2_vpp2 model.num_hidden_layers=6", ["pp=2 x parallelism.vpp=2", "num_hidden_layers=6", "1, 3"]),
+    (
+        "parallelism=pp2_vpp2 model.num_hidden_layers=4 data.global_batch_size=4",
+        ["vpp=2", "pp 2 stages", "global_batch_size=4 makes 1", "global_batch_size=8"],
+    ),
     ("parallelism.ep=2", ["ep=2", "must be 1"]),
     ("parallelism=dp2 launcher.nproc_per_node=3", ["needs 2 ranks"]),
     ("data.global_batch_size=10", ["global_batch_size=10", "4", "=8", "micro_batch_size=2"]),
@@ -233,6 +257,12 @@ GOOD = [
     "parallelism=tp2_sp",
     "parallelism=tp2_pp2 parallelism.dp=2",
     "parallelism=pp2 model.num_hidden_layers=2",
+    "parallelism=cp2",
+    "parallelism=cp2_tp2",
+    "parallelism=cp2_pp2",
+    "parallelism.cp=8 data.seq_len=1024",
+    "parallelism=pp2_vpp2 model.num_hidden_layers=4",
+    "parallelism=pp2_vpp2 model.num_hidden_layers=4 data.global_batch_size=6 data.micro_batch_size=2",  # 3 over pp 2
     "parallelism=tp2 model.vocab_size=131",
     "model.num_key_value_heads=1 model.head_dim=24 parallelism=tp2",
     "backend=native parallelism=hsdp",
