@@ -23,6 +23,7 @@ CONFIG = "config.json"
 WEIGHT_DTYPES = ("F64", "F32", "BF16", "F16")
 # Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
 FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
+FREE_KEYS |= {"router_aux_loss_coef", "output_router_logits"}
 
 
 def find_weights(path: str, setting: str = "model.weights") -> Path:
@@ -57,20 +58,23 @@ def read_architecture(folder: Path, family: Family) -> Any:
     """
     path = folder / CONFIG
     published = _read_json(path)
-    if published.get("model_type") != family.model_type:
+    if published.get("model_type") not in family.model_types:
         raise UserError(
             f"{path}: model_type is {published.get('model_type')!r}, and the {family.name} family is "
-            f"'{family.model_type}'; use the family that these weights belong to"
+            f"{' or '.join(map(repr, sorted(family.model_types)))}; use the family that these weights belong to"
         )
     if published.get("quantization_config"):
         raise UserError(
             f"{path}: quantization_config: quantised weights are not supported; name the directory of the model in bf16"
         )
-    cls = load_dotted(family.config)
+    cls = load_dotted(family.of(published["model_type"]).config)
     known = {f.name for f in dataclasses.fields(cls)} - set(MODEL_ONLY_KEYS)
     values = {key: value for key, value in _rope(published).items() if key in known}
     if isinstance(values.get("eos_token_id"), list):
         # Several ends of text: generation_config.json keeps them all, training needs one.
+        if outside := [i for i in values["eos_token_id"] if not 0 <= i < values.get("vocab_size", i + 1)]:
+            size = values["vocab_size"]
+            raise UserError(f"{path}: eos_token_id={outside[0]} is no token of vocab_size={size}; it must be below it")
         values["eos_token_id"] = next(iter(values["eos_token_id"]), None)
     kinds = set(published.get("layer_types") or ["full_attention"])
     if kinds != {"full_attention"} and not values.get("use_sliding_window"):
@@ -121,8 +125,9 @@ def differences(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
 
 def _size_name(model: Any, family: Family) -> str:
     for file in sorted((family_folder(family) / "model").glob("*.yaml")):
-        size = type(model)(**yaml.safe_load(file.read_text()))
-        if not differences(model, size):
+        keys = yaml.safe_load(file.read_text())
+        known = {f.name for f in dataclasses.fields(model)}
+        if keys.keys() <= known and not differences(model, type(model)(**keys)):
             return file.stem
     return "custom"
 

@@ -14,13 +14,15 @@ from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.schema import Run
 from engine.suggest import did_you_mean
+from engine.tasks import task_problems
 
 COUNTS = {
     "data": (
         *("vocab_size", "seq_len", "global_batch_size", "micro_batch_size"),
         *("shuffle_rows", "prefetch", "workers"),
     ),
-    "parallelism": ("tp", "pp", "vpp", "cp", "ep", "dp", "shard_size"),
+    "task": ("lora.r",),
+    "parallelism": ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "shard_size"),
     "schedule": ("steps", "decay_steps"),
     "checkpoint": ("save_interval", "keep_last", "keep_every"),
     "logger": ("interval",),
@@ -29,13 +31,15 @@ COUNTS = {
     "model": (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+        *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
     ),
 }
 NOT_NEGATIVE = (
     *("seed", "data.max_bad_samples", "optim.weight_decay", "optim.clip_grad", "schedule.warmup_steps"),
     *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
+    *("model.router_aux_loss_coef", "moe.aux_loss", "moe.sequence_aux_loss", "moe.z_loss", "moe.bias_update_rate"),
 )
-POSITIVE = ("optim.lr", "optim.eps", "model.rms_norm_eps", "model.rope_theta")
+POSITIVE = ("moe.capacity_factor", "faults.timeout_s", "task.lora.alpha", "optim.lr", "optim.eps", "model.rms_norm_eps", "model.rope_theta")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ RANGES = (
     ),
     Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
     Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),
-    Range(("data.held_out",), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
+    Range(("data.held_out", "task.lora.dropout"), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
     Range(("schedule.min_lr_ratio", "model.attention_dropout"), lambda v: 0 <= v <= 1, "from 0 to 1"),
     Range(("launcher.master_port",), lambda v: 1 <= v <= 65535, "a port from 1 to 65535"),
     Range(("seed",), lambda v: v < 2**63, "less than 2**63"),
@@ -66,7 +70,11 @@ RANGES = (
 
 CHOICES = {
     "backend": ("megatron", "native"),
+    "moe.dispatcher": ("alltoall", "allgather"),
+    "moe.drop": ("probs", "position"),
     "data.packing": ("online", "offline"),
+    "data.format": ("alpaca", "sharegpt", "messages"),
+    "data.train_turns": ("all", "last"),
     "parallelism.recompute": ("none", "selective", "full"),
     "parallelism.strategy": ("ddp", "zero1", "fsdp", "hsdp"),
     "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
@@ -83,7 +91,7 @@ def check(run: Run, family: Family, named: Collection[str] = (), published: Path
     keys were read from, if they were, so that its mistakes are not laid at the user's door.
     """
     problems = value_problems(run, family)
-    problems += [] if problems else [*_schedule(run), *_job(run), *without_effect(run, named)]
+    problems += [] if problems else [*_schedule(run), *_job(run), *task_problems(run), *without_effect(run, named)]
     if published:
         problems = [_of_file(line, published) for line in problems]
     if problems:

@@ -7,14 +7,17 @@ once. Nothing of Hydra's is written to disk and no third-party Hydra plugin is l
 from __future__ import annotations
 
 import copy
+import json
 import sys
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import conf
+from engine.checks import value_problems
 from engine.errors import UserError
 from engine.family import Family
 from engine.freeze import literal, to_run, typed_run
@@ -48,26 +51,47 @@ class Composition:
 def compose(family: Family, overrides: list[str]) -> Composition:
     """The run that a recipe and these overrides describe, before anything is resolved.
 
-    Raises UserError with one line for each unknown key, option and value of a wrong type.
+    Raises UserError with one line for each unknown key, option and value of a wrong type, and for each value that is
+    wrong by itself, so that one answer names them all.
     """
     groups = group_options(family)
-    choices, values, problems = _sort(overrides, groups)
+    choices, values, removed, problems = _sort(overrides, groups)
+    family = family.of(_model_type(family, choices, values))
     if choices.get("hardware") in groups.get(TUNE, ()):
         choices.setdefault(TUNE, choices["hardware"])
     config = copy.deepcopy(_compose_groups(family, tuple(choices.items())))
     keys = Keys(config, tuple(groups))
+    problems += [_removal(word, keys, groups) for word in removed]
     for key, text in values.items():
         try:
             _set(config, keys, key, text, groups)
         except UserError as error:
             problems.append(str(error))
-    if problems:
-        raise UserError("\n".join(problems))
     try:
         run = to_run(config)
     except OmegaConfBaseException as error:
-        raise UserError(f"{getattr(error, 'full_key', None) or 'config'}: {_first_line(error)}") from None
+        problems.append(f"{getattr(error, 'full_key', None) or 'config'}: {_first_line(error)}")
+    else:
+        problems += value_problems(run, family) if problems else []  # otherwise the plan looks at all of it
+    if problems:
+        raise UserError("\n".join(problems))
     return Composition(run, {**choices, **values})
+
+
+def _model_type(family: Family, choices: dict[str, str], values: dict[str, str]) -> str | None:
+    """The architecture that is asked for: the named size's, else that of the weights' own config.json."""
+    if not family.variants:
+        return None
+    if size := choices.get("model"):
+        named = OmegaConf.load(family_folder(family) / "model" / f"{size}.yaml")
+        return str(named.get("model_type"))  # type: ignore[union-attr]
+    for key in ("model.weights", "job.source"):
+        folder = Path(values.get(key) or "/nowhere").expanduser()
+        files = [folder / "config.json", folder / "hf" / "config.json", *folder.glob("checkpoints/step_*/config.json")]
+        for file in files:
+            with suppress(OSError, ValueError, AttributeError):
+                return str(json.loads(file.read_bytes()).get("model_type"))
+    return None
 
 
 def family_folder(family: Family) -> Path:
@@ -97,16 +121,19 @@ def parse(text: str) -> Override:
         raise UserError(f"cannot read '{text}'; write key=value, and quote what is not plain: \"key='a, b'\"") from None
 
 
-def _sort(overrides: list[str], groups: dict[str, list[str]]) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Group choices, values by key (the last one wins), and what cannot be right."""
+def _sort(
+    overrides: list[str], groups: dict[str, list[str]]
+) -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
+    """Group choices, values by key (the last one wins), removals, and what cannot be right."""
     choices: dict[str, str] = {}
     values: dict[str, str] = {}
+    removed: list[str] = []
     problems: list[str] = []
     for word in overrides:
         key, equals, text = word.partition("=")
         key = key.strip()
         if key.startswith("~"):
-            problems.append(f"'{word}': a run's keys are fixed and none can be removed; set {key[1:]}=null instead")
+            removed.append(key)
         elif not equals or not key:
             problems.append(f"'{word}' is not an override; write key=value, for example model=tiny")
         elif (key := key.lstrip("+")) not in groups:
@@ -116,7 +143,21 @@ def _sort(overrides: list[str], groups: dict[str, list[str]]) -> tuple[dict[str,
         else:
             choices.pop(key, None)
             problems.append(f"{key}={text}: {_choice_problem(text, groups[key])}")
-    return choices, values, problems
+    return choices, values, removed, problems
+
+
+def _removal(word: str, keys: Keys, groups: dict[str, list[str]]) -> str:
+    """What to write instead of Hydra's `~key`."""
+    key = word[1:]
+    node = keys.node(key)
+    why = f"'{word}': a run's keys are fixed and none can be removed"
+    if key in groups:
+        return f"{why}; choose with {key}={' or '.join(groups[key][:3])}"
+    if node is None:
+        return f"{why}; {key} is none{keys.near(key)}"
+    if node._is_optional():
+        return f"{why}; set {key}=null instead"
+    return f"{why}; leave it out, and {key} is {node._value()}"
 
 
 def _choice_problem(text: str, options: list[str]) -> str:
@@ -150,16 +191,25 @@ def _set(config: DictConfig, keys: Keys, key: str, text: str, groups: dict[str, 
     group, _, leaf = key.partition(".")
     if leaf == "name" and group in groups:
         raise UserError(f"{key}={text}: a group's name follows from its choice; write {group}={text}")
-    if key in ("family", "schema_version"):
-        raise UserError(f"{key}={text}: it is fixed by the recipe and cannot be set")
+    if key in ("family", "schema_version", "model.model_type"):
+        raise UserError(f"{key}={text}: it is fixed by the recipe and the size, and cannot be set")
     node = keys.node(key)
     if node is None:
-        raise UserError(f"{key}: there is no such key{keys.near(key)}")
+        raise UserError(_job_problem(key, str(config.job.name)) or f"{key}: there is no such key{keys.near(key)}")
     value = _plain_text(text) if isinstance(node, StringNode) else _value(key, text)
     try:
         OmegaConf.update(config, key, value, merge=False, force_add=keys.is_open(key))
     except (OmegaConfBaseException, ValueError):
         raise UserError(f"{key}={text}: must be {expected_type(node)}") from None
+
+
+def _job_problem(key: str, job: str) -> str | None:
+    """A line for a key of another job."""
+    group, _, leaf = key.partition(".")
+    owners = [name for name, cls in JOBS.items() if leaf in {f.name for f in fields(cls)}]
+    if group != "job" or not owners:
+        return None
+    return f"{key}: it belongs to job={' and job='.join(owners)}, and this is job={job}; leave it out"
 
 
 def _value(key: str, text: str) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
+from engine.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Family:
         return (self.model_type, *(variant.model_type for variant in self.variants))
 
     def of(self, model_type: str | None) -> Family:
-        """The family's card for one of its architectures; None means the first."""
+        """The family's card for one of its architectures; None means this one."""
         for variant in self.variants:
             if variant.model_type == model_type:
-                return replace(self, **vars(variant))
+                this = Variant(self.model_type, self.config, self.reference, self.reference_config)
+                others = tuple(other for other in self.variants if other is not variant)
+                return replace(self, **vars(variant), variants=(this, *others))
         return self
 
 
@@ -61,4 +65,12 @@ def load_family(name: str) -> Family:
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != f"zoo.{name}":
             raise
-        raise UserError(f"'{name}' is not a model family; `zoo list` shows them") from None
+        near = did_you_mean(name, family_names())
+        raise UserError(f"'{name}' is not a model family{near} (`zoo list` shows them)") from None
+
+
+def family_names() -> list[str]:
+    """The families that are there, shelf by shelf."""
+    zoo = import_module("zoo")
+    home = Path(zoo.__file__ or "").parent
+    return [file.parent.name for shelf in zoo.SHELVES for file in sorted((home / shelf).glob("*/recipe.yaml"))]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from engine.checks import CHOICES
 from engine.compose import compose, family_folder, group_options
-from engine.family import Family, load_dotted, load_family
-from engine.freeze import to_yaml
+from engine.describe import descriptions
+from engine.family import Family, family_names, load_dotted, load_family
+from engine.schema import Run
+
+FIXED = ("schema_version", "family")
 
 # In this order in the help; others follow.
 GROUPS = {
@@ -44,9 +49,47 @@ def family_help(name: str, overrides: list[str]) -> str:
         "  --cfg job       the config with everything resolved, and nothing is started\n"
         "  -m, --multirun  every combination of comma lists and range(a,b,step), one run after another\n"
         "  --version       the version",
-        "The config (any key can be set, group.key=value; null leaves a value to be resolved):\n\n" + to_yaml(run),
+        "Keys and their values here (null leaves a value to be resolved, if it says so):\n\n" + settings(run),
     ]
     return "\n\n".join(parts).rstrip()
+
+
+def settings(run: Run) -> str:
+    """Every key with its value and what it means, group by group."""
+    values = asdict(run)
+    parts = ["\n".join(_keys("", run, {k: v for k, v in values.items() if not isinstance(v, dict)}))]
+    for group in [*(g for g in GROUPS if g in values), *(k for k in values if k not in GROUPS)]:
+        if isinstance(values[group], dict):
+            chosen = f" ({values[group]['name']})" if "name" in values[group] else ""
+            title = f"  {group}{chosen}: {GROUPS.get(group, '')}".removesuffix(": ")
+            keys = {k: v for k, v in values[group].items() if k != "name"}
+            parts += ["\n".join([title, *_keys(f"{group}.", getattr(run, group), keys)])] if keys else []
+    return "\n\n".join(parts)
+
+
+def _keys(prefix: str, group: Any, values: dict[str, Any]) -> list[str]:
+    words = descriptions(type(group))
+    lines = []
+    for key, value in values.items():
+        if key in FIXED:
+            continue
+        choices = CHOICES.get(prefix + key, ())
+        said = re.sub(r"\bNone\b", "null", words.get(key, ""))
+        if any(choice not in said for choice in choices):
+            said = f"{' | '.join(choices)}{'; ' if said else ''}{said}"
+        lines.append(f"    {prefix + key + '=' + _literal(value):<38} {said}".rstrip())
+    return lines
+
+
+def _literal(value: Any) -> str:
+    """A value as it would be typed."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_literal(v)}" for k, v in value.items()) + "}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"'{value}'" if isinstance(value, str) and value != value.strip() else str(value)
 
 
 def _groups(family: Family, run: Any) -> str:
@@ -88,13 +131,7 @@ def sizes(family: Family) -> list[str]:
 
 def families() -> list[Family]:
     """The cards of all families, shelf by shelf."""
-    zoo = import_module("zoo")
-
-    found = []
-    for shelf in zoo.SHELVES:
-        for recipe in sorted((Path(zoo.__file__).parent / shelf).glob("*/recipe.yaml")):
-            found.append(load_family(recipe.parent.name))
-    return found
+    return [load_family(name) for name in family_names()]
 
 
 def list_families() -> str:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.architecture import CONFIG, adopt, check_tensors, differences, find_weights, read_architecture
+from engine.architecture import CONFIG, adopt, check_tensors, find_weights
 from engine.checkpoint.card import TOKENIZER, tokenizer_files
-from engine.checkpoint.index import STATE, read_json
-from engine.checkpoint.paths import CHECKPOINTS, find_checkpoint, is_checkpoint, newest
+from engine.checkpoint.paths import find_checkpoint, is_checkpoint
 from engine.checks import check
 from engine.compose import Composition, compose, family_folder
 from engine.errors import UserError
 from engine.family import Family, load_family
-from engine.freeze import load_run
 from engine.layout import check_layout
 from engine.resolve import resolve
+from engine.resume import (
+    Resumed,
+    changed_settings,
+    continue_in,
+    find_resumed,
+    finished,
+    kept_words,
+    keys_of,
+    take_checkpoint,
+)
 from engine.rundir import new_run_id, run_folder
 from engine.schema import Run
 from hardware import registry
@@ -32,32 +41,51 @@ class Plan:
     hardware: Hardware
     resuming: bool = False
     notes: tuple[str, ...] = ()  # for the user, nothing wrong
+    words: tuple[str, ...] = ()  # what the run folder keeps, so that a resume takes it up again
+    place: Path | None = None  # the run folder, if it was moved to where `output_dir` and `run_id` cannot say
+    finished: bool = False  # resumed, with no step left to take
 
 
 def plan(name: str, overrides: list[str]) -> Plan:
     """All that the controller does before it touches the disk. UserError, one mistake a line."""
     family = load_family(name)
-    composition = compose(family, overrides)
+    resumed = find_resumed(family, overrides)
+    words = resumed.replay(overrides) if resumed else overrides
+    composition = compose(family, words)
+    family = family.of(composition.run.model.model_type)
     try:
         hardware = _hardware(composition.run)
     except HardwareError as error:
         raise UserError(str(error)) from None
     if composition.run.hardware.name == "auto" and _has_tune(family, hardware.name):
-        composition = compose(family, [*overrides, f"hardware={hardware.name}"])
+        composition = compose(family, [*words, f"hardware={hardware.name}"])
     run = composition.run
     run.hardware.name = hardware.name
     check(run, family, composition.named)
-    notes = _take_weights(run, family, composition)
     resuming = run.checkpoint.resume is not None
-    if resuming:
-        _take_resume(run, composition.named)
+    place = continue_in(run, resumed, keys_of(overrides)) if resumed else None
+    if resumed and resumed.checkpoint:
+        take_checkpoint(run, family, resumed, composition)
+        notes = []
+    else:
+        run.checkpoint.resume = None  # `auto`, with nothing there yet
+        notes = _take_weights(run, family, composition)
+    family = family.of(run.model.model_type)
     run = resolve(run, _devices(hardware), new_run_id())
     check_layout(run)
-    if run.checkpoint.resume:
-        notes += _changed_settings(run, Path(run.checkpoint.resume))
     if run.job.name in ("train", "prepare"):
         _check_data(run)
-    return Plan(run, family, hardware, resuming, tuple(notes))
+    own = resumed.own(overrides) if resumed else []
+    if resumed:
+        notes = [*_resume_notes(run, resumed, own), *notes]
+    done = finished(run, resumed, place or run_folder(run)) if resumed and resumed.checkpoint else False
+    kept = tuple(kept_words([*own, *overrides]))
+    return Plan(run, family, hardware, resuming, tuple(notes), kept, place, done)
+
+
+def _resume_notes(run: Run, resumed: Resumed, own: list[str]) -> list[str]:
+    notes = [f"with the settings of {resumed.run_dir}: {shlex.join(kept_words(own))}"] if kept_words(own) else []
+    return notes + (changed_settings(run, resumed.frozen) if resumed.frozen else [])
 
 
 def _hardware(run: Run) -> Hardware:
@@ -91,6 +119,7 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
         run.job.source = str(folder)
     else:
         run.model.weights = str(folder)
+    family = family.of(run.model.model_type)
     check(run, family, published=folder / CONFIG)
     extra = check_tensors(folder, family, run.model)
     if setting == "job.source":
@@ -128,81 +157,10 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
         )
 
 
-def _take_resume(run: Run, named: dict[str, str]) -> None:
-    """Turn `checkpoint.resume` into the checkpoint it means, and find the run folder to go on in."""
-    if run.checkpoint.resume == "auto":
-        if run.run_id is None:
-            raise UserError(
-                "checkpoint.resume=auto: run_id=... says which run to continue; "
-                f"checkpoint.resume={run.output_dir}/{run.family}/latest continues the newest"
-            )
-        found = newest(run_folder(run))
-    else:
-        found = find_checkpoint(Path(str(run.checkpoint.resume)).expanduser().resolve())
-        if run.run_id is None:
-            _continue_in(run, found, named)
-    run.checkpoint.resume = str(found.resolve()) if found else None
-    if found:
-        _check_resumable(run, found)
-
-
-def _continue_in(run: Run, checkpoint: Path, named: dict[str, str]) -> None:
-    """Go on in the run folder that a checkpoint belongs to."""
-    folder = checkpoint.parent.parent
-    if checkpoint.parent.name != CHECKPOINTS or folder.parent.name != run.family:
-        raise UserError(
-            f"checkpoint.resume={checkpoint}: not inside a run folder of {run.family}; name the run with run_id=..."
-        )
-    home = folder.parent.parent
-    if Path(run.output_dir).resolve() != home:
-        if "output_dir" in named:
-            raise UserError(
-                f"checkpoint.resume={checkpoint}: not in output_dir={run.output_dir}; name the new run with run_id=..."
-            )
-        run.output_dir = str(home)
-    run.run_id = folder.name
-
-
-def _check_resumable(run: Run, checkpoint: Path) -> None:
-    """A checkpoint continues the model it was made of, and only while steps are left."""
-    family = load_family(run.family)
-    saved = read_architecture(checkpoint, family)
-    if differing := differences(run.model, saved):
-        keys = ", ".join(f"{key} is {theirs}, this run has {mine}" for key, mine, theirs in differing)
-        right = "its own keys" if saved.name == "custom" else f"model={saved.name}"
-        raise UserError(
-            f"checkpoint.resume={checkpoint}: a checkpoint of another architecture: {keys}; resume with {right}"
-        )
-    step: Any = read_json(checkpoint / STATE).get("step")
-    if isinstance(step, int) and step > run.schedule.steps:
-        raise UserError(
-            f"checkpoint.resume={checkpoint}: it is at step {step} and schedule.steps={run.schedule.steps}; "
-            "a run goes on with the settings it began with, so give those again, with more steps if you like"
-        )
-
-
-def _changed_settings(run: Run, checkpoint: Path) -> list[str]:
-    """One note for each setting that bears on the numbers and is not what the resumed run had."""
-    try:
-        before = load_run(checkpoint.parent.parent / "config.yaml")
-    except UserError:
-        return []  # a checkpoint away from its run folder
-    pairs = {
-        f"{group}.{key}": (value, getattr(getattr(before, group), key))
-        for group in ("optim", "schedule", "precision")
-        for key, value in vars(getattr(run, group)).items()
-    }
-    return [
-        f"{key} is {now}; the run that goes on had {then}"
-        for key, (now, then) in pairs.items()
-        if now != then and key != "schedule.steps"
-    ]
-
-
 def _check_data(run: Run) -> None:
-    data = run.data
+    data = run.data if run.checkpoint.resume is None else dataclasses.replace(run.data, tokenizer=None)
     if (data.name, data.path, data.tokenizer) == ("stdlib", None, None):
         return  # nothing in it is the user's, and listing the library takes a quarter of a second
-    from engine.data.sources import check_paths
+    from engine.data.check import check_paths
 
-    check_paths(data)
+    check_paths(data, getattr(run.model, "vocab_size", None))

@@ -15,8 +15,18 @@ SCHEMA_VERSION = 1
 
 
 @dataclass
+class Lora:
+    r: int = 16  # rank of the adapters
+    alpha: float = 32.0  # adapters are scaled by alpha / r
+    dropout: float = 0.0  # of what the adapters read
+    targets: Optional[list[str]] = None  # last names of published linear layers (q_proj); None: the family's
+    adapter: Optional[str] = None  # an adapter directory (PEFT's format) to go on from; it knows its base weights
+
+
+@dataclass
 class Task:
-    name: str = MISSING  # pretrain
+    name: str = MISSING  # pretrain | midtrain | sft | lora
+    lora: Lora = field(default_factory=Lora)
 
 
 @dataclass
@@ -27,16 +37,21 @@ class Data:
     held_out: float = 0.03  # share of the documents kept for validation
     tokenizer: Optional[str] = None  # directory; None trains a byte-level BPE on the corpus
     vocab_size: Optional[int] = None  # of the trained BPE; None: the model's vocab_size
-    seq_len: int = 512
+    seq_len: int = 512  # tokens of a row
     global_batch_size: int = 16  # rows for each optimizer step, over all ranks
     micro_batch_size: Optional[int] = None  # rows for each forward pass of one rank; None: about 4096 tokens
     packing: str = "online"  # online | offline (a cache made by job=prepare, or on the spot)
     cache_dir: Optional[str] = None  # of job=prepare; None: <output_dir>/cache
     shuffle_rows: int = 512  # packed rows are shuffled within windows of this many
-    max_bad_samples: int = 0
+    max_bad_samples: int = 0  # samples that cannot be read and are skipped; one more ends the run
     prefetch: int = 4  # steps prepared ahead
     workers: int = 1  # tokenising threads for each rank
     inputs: Optional[str] = None  # job=forward: a safetensors batch
+    format: Optional[str] = None  # of chats: alpaca | sharegpt | messages; None: each file says it itself
+    chat_template: Optional[str] = None  # a Jinja file; None: the tokenizer's own
+    train_on_prompt: bool = False  # learn whole conversations, not assistant turns alone
+    train_turns: str = "all"  # all | last: the assistant turns of a conversation that are learned
+    final_tool_calls: bool = False  # a conversation may end with a tool call that has no result
 
 
 @dataclass
@@ -48,17 +63,32 @@ class Hardware:
 @dataclass
 class Parallelism:
     name: str = MISSING
-    tp: int = 1
-    pp: int = 1
+    tp: int = 1  # ranks that share each matrix (tensor parallel)
+    pp: int = 1  # stages of layers (pipeline parallel)
     vpp: int = 1  # virtual stages of each pipeline rank (interleaved 1F1B); needs pp > 1
-    cp: int = 1
-    ep: int = 1
+    cp: int = 1  # ranks that share each row (context parallel)
+    ep: int = 1  # ranks that share the experts (expert parallel)
+    etp: int = 1  # ranks that share each expert's matrices (expert tensor parallel)
     dp: Optional[int] = None  # None: what the world size leaves
     sp: bool = False  # Megatron sequence parallelism; needs tp > 1
     strategy: str = "ddp"  # native: ddp | zero1 | fsdp | hsdp. megatron: ddp | zero1 (the distributed optimizer)
     shard_size: Optional[int] = None  # hsdp: ranks that share one copy of the weights
     recompute: str = "none"  # none | selective | full
     overlap: bool = False  # overlap gradient reduction and parameter gathering with compute (megatron)
+
+
+@dataclass
+class MoE:
+    """Experts: how tokens reach them and what keeps them evenly loaded."""
+
+    dispatcher: str = "alltoall"  # alltoall | allgather (megatron)
+    capacity_factor: Optional[float] = None  # an expert takes so many times its even share; None: all (dropless)
+    drop: str = "probs"  # what a full expert turns away first: probs (the least likely) | position (the last)
+    aux_loss: Optional[float] = None  # weight of the balancing loss; None: the model's router_aux_loss_coef
+    sequence_aux_loss: float = 0.0  # weight of the balancing loss of each row by itself
+    z_loss: float = 0.0  # weight of the loss that keeps router logits small
+    bias_update_rate: float = 0.001  # step of the correction bias, where the router has one
+    grouped: Optional[bool] = None  # one matrix product for all experts; None: where the hardware has it (megatron)
 
 
 @dataclass
@@ -71,9 +101,9 @@ class Precision:
 @dataclass
 class Optim:
     name: str = MISSING  # adamw
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    lr: float = 1e-3  # highest learning rate
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of the two moments
+    eps: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # not on norms and biases
     clip_grad: float = 1.0  # 0: no clipping
 
@@ -81,17 +111,17 @@ class Optim:
 @dataclass
 class Schedule:
     name: str = MISSING  # cosine | wsd | linear | constant
-    steps: int = 100
-    warmup_steps: int = 10
+    steps: int = 100  # optimizer steps of the whole run
+    warmup_steps: int = 10  # the learning rate rises linearly over these
     decay_steps: Optional[int] = None  # wsd: None is a fifth of the steps
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = 0.1  # the last learning rate, as a share of optim.lr
 
 
 @dataclass
 class Checkpoint:
     name: str = MISSING
     save_interval: Optional[int] = None  # steps; None: only at the end
-    keep_last: int = 2
+    keep_last: int = 2  # newest checkpoints kept
     keep_best: bool = True  # by validation loss
     keep_every: Optional[int] = None  # keep those whose step divides by this, for good
     resume: Optional[str] = None  # auto, or a run folder, or one of its checkpoints
@@ -103,29 +133,34 @@ class Checkpoint:
 class Logger:
     name: str = MISSING
     interval: int = 10  # steps between log lines; metrics.jsonl holds every step
-    tensorboard: bool = False
-    wandb: bool = False
-    wandb_project: str = "zooforge"
+    tensorboard: bool = False  # also write TensorBoard events
+    wandb: bool = False  # also log to Weights & Biases
+    wandb_project: str = "zooforge"  # where logger.wandb logs to
     progress: Optional[bool] = None  # None: a bar on a terminal, plain lines elsewhere
+
+
+@dataclass
+class Faults:
+    timeout_s: float = 1800.0  # a rank that makes no progress for so long ends the run, with the stacks of all ranks
 
 
 @dataclass
 class Launcher:
     name: str = MISSING  # local | torchrun | print
-    nodes: int = 1
+    nodes: int = 1  # machines
     nproc_per_node: Optional[int] = None  # None: the devices here; on a CPU what the layout needs
-    node_rank: Optional[int] = None
-    master_addr: str = "127.0.0.1"
-    master_port: Optional[int] = None
+    node_rank: Optional[int] = None  # the number of this machine, from 0
+    master_addr: str = "127.0.0.1"  # of node 0
+    master_port: Optional[int] = None  # of node 0; None: 29500 over several nodes
 
 
 @dataclass
 class TrainJob:
     name: str = "train"
     eval_interval: Optional[int] = None  # steps; None: a tenth of the run
-    eval_rows: int = 384
-    sample_prompt: str = "import "
-    sample_tokens: int = 64
+    eval_rows: int = 384  # held-out rows of each validation
+    sample_prompt: str = "import "  # what the text sample at the end begins with
+    sample_tokens: int = 64  # its length
 
 
 @dataclass
@@ -149,9 +184,9 @@ class PrepareJob:
 @dataclass
 class SampleJob:
     name: str = "sample"
-    max_new_tokens: int = 64
+    max_new_tokens: int = 64  # length of the continuation
     temperature: float = 0.8  # 0: greedy
-    top_k: int = 50
+    top_k: int = 50  # drawn from the k likeliest tokens
 
 
 JOBS: dict[str, type] = {
@@ -171,21 +206,23 @@ class Run:
     family: str = MISSING
     backend: str = "megatron"  # megatron | native
     run_id: Optional[str] = None  # None: a time stamp
-    output_dir: str = "outputs"
-    seed: int = 1234
-    prompt: Optional[str] = None  # job=sample
-    grad: bool = False  # job=forward
+    output_dir: str = "outputs"  # run folders are OUTPUT_DIR/FAMILY/RUN_ID
+    seed: int = 1234  # of initial weights, of the order of the data, of sampling
+    prompt: Optional[str] = None  # job=sample: the text to continue
+    grad: bool = False  # job=forward: also the gradient of every parameter
     model: Any = MISSING
     task: Task = field(default_factory=Task)
     data: Data = field(default_factory=Data)
     hardware: Hardware = field(default_factory=Hardware)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    moe: MoE = field(default_factory=MoE)
     precision: Precision = field(default_factory=Precision)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logger: Logger = field(default_factory=Logger)
     launcher: Launcher = field(default_factory=Launcher)
+    faults: Faults = field(default_factory=Faults)
     job: Any = MISSING
 
 
@@ -195,6 +232,7 @@ class ModelConfig:
 
     name: str = MISSING  # the size, as its file in model/ is called
     weights: Optional[str] = None  # a Hugging Face directory, or a sharded checkpoint of ours: a warm start
+    model_type: Optional[str] = None  # which of the family's architectures, where it has several; the size says it
 
 
-MODEL_ONLY_KEYS = ("name", "weights")  # the keys above: never written to config.json
+MODEL_ONLY_KEYS = ("name", "weights", "model_type")  # the keys above: never written to config.json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 from hydra.core.override_parser.types import QuotedString, Transformer, ValueType
 
 from engine.compose import group_options, parse
-from engine.errors import EXIT_INTERRUPTED, UserError
+from engine.errors import EXIT_INTERRUPTED, Stopped, UserError
 from engine.family import load_family
+from engine.launch.signals import raised
 from engine.launch.supervise import signal_at_parents_end
 from engine.plan import Plan, plan
 from engine.rundir import new_run_id, run_folder
@@ -48,17 +50,23 @@ def sweep(family: str, overrides: list[str], show: bool = False) -> int:
         for combination, planned in zip(combinations, plans, strict=True):
             from engine.freeze import to_yaml
 
-            print(f"# {' '.join(combination)}\n{to_yaml(planned.run)}---")
+            print(f"# {varied(combination, shared(combinations))}\n{to_yaml(planned.run)}---")
         return 0
     rows = [Row(c, str(run_folder(p.run))) for c, p in zip(combinations, plans, strict=True)]
     home = Path(plans[0].run.output_dir) / family / "sweeps" / identity
+    stopped = False
+    common = shared(combinations)
+    if common:
+        print(f"all runs: {' '.join(common)}")
     for number, row in enumerate(rows):
-        print(f"run {number + 1} of {len(rows)}: {' '.join(row.overrides)}", flush=True)
+        print(f"run {number + 1} of {len(rows)}: {varied(row.overrides, common)}", flush=True)
         stopped = _run(family, row, f"{identity}-{number}")
         _summarise(home, rows)
         if stopped:
             break
     print_table(rows, home / "summary.json")
+    if stopped:
+        return row.exit_status or EXIT_INTERRUPTED
     return 0 if all(row.exit_status == 0 for row in rows) else 1
 
 
@@ -111,22 +119,29 @@ def check(family: str, combinations: list[list[str]], identity: str) -> list[Pla
 def _run(family: str, row: Row, run_id: str) -> bool:
     """One run in its own process; whether the user stopped it and thereby the sweep."""
     begin = time.monotonic()
-    # If this process is killed, its run saves and stops.
-    process = subprocess.Popen(_command(family, row, run_id), preexec_fn=lambda: signal_at_parents_end(signal.SIGTERM))
+    process = subprocess.Popen(_command(family, row, run_id), preexec_fn=_as_a_run)
     stopped = False
     while True:
         try:
-            row.exit_status = process.wait()
+            with raised():
+                row.exit_status = process.wait()
             break
-        except KeyboardInterrupt:
-            # The run has received it too, saves and stops; no further run is started.
+        except Stopped as stop:
+            # The run saves and stops, at the second signal at once; no further run is started.
             stopped = True
+            process.send_signal(stop.number)
     row.seconds = round(time.monotonic() - begin, 2)
     result = _result(Path(row.folder))
     ended = {0: "done", EXIT_INTERRUPTED: "interrupted"}.get(row.exit_status, f"failed ({row.exit_status})")
     row.status = "interrupted" if stopped else ended
     row.loss, row.val_loss = result.get("loss"), result.get("val_loss")
     return stopped or row.exit_status == EXIT_INTERRUPTED
+
+
+def _as_a_run() -> None:
+    """In a run's process: signals come from the sweep alone, and if the sweep is killed, the run saves and stops."""
+    os.setpgid(0, 0)
+    signal_at_parents_end(signal.SIGTERM)
 
 
 def _command(family: str, row: Row, run_id: str) -> list[str]:
@@ -148,18 +163,28 @@ def _summarise(home: Path, rows: list[Row]) -> None:
     temporary.replace(home / "summary.json")
 
 
+def shared(combinations: list[list[str]]) -> list[str]:
+    """The overrides that all runs of a sweep have; none for a single run."""
+    first, *others = combinations
+    return [word for word in first if all(word in other for other in others)] if others else []
+
+
+def varied(overrides: list[str], common: list[str]) -> str:
+    """What is particular to one run."""
+    return " ".join(word for word in overrides if word not in common)
+
+
 def print_table(rows: list[Row], summary: Path) -> None:
     """The runs, what varied between them first."""
     from rich.console import Console
     from rich.table import Table
 
-    common = set(rows[0].overrides).intersection(*(row.overrides for row in rows)) if len(rows) > 1 else set()
-    table = Table(title=" ".join(w for w in rows[0].overrides if w in common) or None, title_justify="left")
+    common = shared([row.overrides for row in rows])
+    table = Table(title=" ".join(common) or None, title_justify="left")
     for name in ("run", "overrides", "status", "loss", "validation", "seconds", f"in {Path(rows[0].folder).parent}"):
         table.add_column(name, overflow="fold", justify="right" if name in ("run", "seconds") else "left")
     for number, row in enumerate(rows):
-        varied = " ".join(w for w in row.overrides if w not in common)
-        cells = [str(number + 1), varied, row.status, _number(row.loss), _number(row.val_loss)]
+        cells = [str(number + 1), varied(row.overrides, common), row.status, _number(row.loss), _number(row.val_loss)]
         folder = Path(row.folder)
         table.add_row(*cells, _number(row.seconds, 1), folder.name if folder.is_dir() else "-")
     # A log has no width; a terminal folds what is too wide for it.

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.data.files import FileReader, digest, line_bounds, piece_bounds, stamps
-from engine.data.sources import BOM, BadSample, SourceFile, list_files, not_utf8, parse_line
+from engine.data.identity import corpus_identity
+from engine.data.sources import BadSample, SourceFile, decode_text, list_files, parse_line
 from engine.schema import Data
 
 HASHED_AT_ONCE = 1 << 16
@@ -36,7 +37,7 @@ class Corpus:
         self.cut: int | None = None
         self._split(held_out)
         settings = (kind, field, held_out)
-        self.identity = digest(kind, ((f.identity, f.size) for f in files))  # the same on another machine
+        self.identity = corpus_identity(kind, files)
         self.cache_key = digest(settings, stamps(files))
 
     def __len__(self) -> int:
@@ -71,14 +72,7 @@ class Corpus:
         """The text. Raises BadSample if it is not usable and UserError if the file has gone."""
         file, start, end = self.place(document)
         raw = self.reader.read(self.files[file].path, start, end)
-        if self.kind == "jsonl":
-            text = parse_line(raw, self.field)
-        else:
-            try:
-                text = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise BadSample(not_utf8(start + error.start)) from None
-            text = text.removeprefix(BOM) if start == 0 else text
+        text = parse_line(raw, self.field) if self.kind == "jsonl" else decode_text(raw, start)
         if self.cut is None:
             return text
         return text[self.cut :] if document else text[: self.cut]

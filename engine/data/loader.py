@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.data.chat.load import open_chats
+from engine.data.chat.preview import Preview, previews
 from engine.data.corpus import open_corpus
 from engine.data.documents import Documents, OnlineDocuments
 from engine.data.held_out import HeldOut
+from engine.data.identity import settings_identity
 from engine.data.packing import Cursor, Packer
 from engine.data.resources import Log, cache_dir, corpus_tokenizer
 from engine.data.sources import BadSamples
@@ -26,6 +29,7 @@ class DataModule:
     tokenizer: Tokenizer
     train: TrainData
     held_out: HeldOut | None
+    previews: tuple[Preview, ...] = ()  # the first conversations, for a person to check
 
     def close(self) -> None:
         """Stop the threads."""
@@ -47,10 +51,12 @@ def build_data(
     Raises UserError for data that cannot be used.
     """
     data, bad = run.data, BadSamples(run.data.max_bad_samples, log)
-    corpus = open_corpus(data, cache_dir(run))
-    tokenizer = corpus_tokenizer(run, corpus, bad, log, tokenizer_dir)
+    chats = open_chats(run, bad, log, tokenizer_dir) if data.name == "chat" else None
+    corpus = chats.corpus if chats else open_corpus(data, cache_dir(run))
+    tokenizer = chats.tokenizer if chats else corpus_tokenizer(run, corpus, bad, log, tokenizer_dir)
     offline = token_cache(corpus, tokenizer, cache_dir(run), bad)[0] if data.packing == "offline" else None
-    documents: Documents = offline or OnlineDocuments(corpus, tokenizer, bad, data.workers)
+    plain = offline or OnlineDocuments(corpus, tokenizer, bad, data.workers)
+    documents: Documents = chats.documents if chats else plain
     train_ids, held_out_ids = corpus.side(held_out=False), corpus.side(held_out=True)
     if not len(train_ids):
         raise UserError(
@@ -62,24 +68,30 @@ def build_data(
         log(f"data: {offline.meta['tokens']} tokens from {offline.folder}")
     window_rows = max(1, data.shuffle_rows)
 
+    def once_through(tokens: int) -> None:
+        if note := repetition_note(tokens, run):
+            log(note)
+
     def packer_at(cursor: Cursor, window: int) -> Packer:
-        return Packer(documents, train_ids, data.seq_len, window_rows, run.seed, cursor, window)
+        return Packer(documents, train_ids, data.seq_len, window_rows, run.seed, cursor, window, once_through)
 
-    def window_start(window: int) -> Cursor:
-        return offline.seek(train_ids, run.seed, window * window_rows * data.seq_len)
-
-    identity = {
-        "seed": run.seed,
-        "data.seq_len": data.seq_len,
-        "data.shuffle_rows": window_rows,
-        "data.name": data.name,
-        "data.field": data.field,
-        "data.held_out": data.held_out,
-        "corpus": corpus.identity,
-        "tokenizer": tokenizer.fingerprint,
-    }
+    identity = settings_identity(run) | {"corpus": corpus.identity, "tokenizer": tokenizer.fingerprint}
+    identity |= chats.identity if chats else {}
     held_out = HeldOut(documents, held_out_ids, tokenizer, data.seq_len, data.micro_batch_size, (dp_rank, dp_size))
     known_held_out = held_out if held_out.has_text() else None
-    seek = window_start if offline else None
-    train = TrainData(packer_at, data, identity, dp_rank, dp_size, state, pin_memory, seek)
-    return DataModule(tokenizer, train, known_held_out)
+    train = TrainData(packer_at, data, identity, dp_rank, dp_size, state, pin_memory)
+    shown = previews(chats, train_ids) if chats and dp_rank == 0 else []
+    return DataModule(tokenizer, train, known_held_out, tuple(shown))
+
+
+def repetition_note(tokens: int, run: Run) -> str | None:
+    """What to say of a corpus that is shorter than the run; None if it is not."""
+    rows, batch = tokens // run.data.seq_len, run.data.global_batch_size
+    times = run.schedule.steps * batch * run.data.seq_len / max(1, tokens)
+    if times <= 1:
+        return None
+    few = f", fewer than the {batch} of one step" if rows < batch else ""
+    return (
+        f"data: the training documents have {tokens} tokens, {rows} rows of {run.data.seq_len}{few}; "
+        f"a run of {run.schedule.steps} steps reads them {times:.1f} times"
+    )

@@ -8,7 +8,7 @@ resuming needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,17 @@ def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
     return np.random.default_rng([seed % 2**63, stream, index])
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A document of which only some tokens are learned, and which is never cut: it lies in one row or in none."""
+
+    tokens: np.ndarray
+    supervised: np.ndarray  # bool: the token is to be predicted
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 class RowBuilder:
     """Fills rows with documents, one after the other."""
 
@@ -71,8 +82,10 @@ class RowBuilder:
     def room(self) -> int:
         return len(self.tokens) - self.filled
 
-    def add(self, document: np.ndarray, offset: int = 0) -> int:
+    def add(self, document: np.ndarray | Sample, offset: int = 0) -> int:
         """Append the document's tokens from `offset` on, as many as there is room for; returns that number."""
+        if isinstance(document, Sample):
+            return self._add_whole(document)
         part = document[offset : offset + self.room]
         following = document[offset + 1 : offset + 1 + len(part)]
         at, self.filled = self.filled, self.filled + len(part)
@@ -81,6 +94,24 @@ class RowBuilder:
         if len(part):
             self.starts[at] = True
         return len(part)
+
+    def _add_whole(self, sample: Sample) -> int:
+        """All of a sample, in a row of its own if the one begun has no room for it, or nothing."""
+        seq_len = self.shape[1]
+        assert len(sample) <= seq_len, "whoever makes samples refuses longer ones"
+        if not len(sample):
+            return 0
+        row_end = min(-(-self.filled // seq_len) * seq_len, len(self.tokens))
+        if self.filled + len(sample) > row_end and row_end > self.filled:
+            self.starts[self.filled] = True  # what is left of the row is padding, a document without labels
+            self.filled = row_end
+        if len(sample) > self.room:
+            return 0
+        at, self.filled = self.filled, self.filled + len(sample)
+        self.tokens[at : self.filled] = sample.tokens
+        self.labels[at : self.filled - 1] = np.where(sample.supervised[1:], sample.tokens[1:], IGNORE)
+        self.starts[at] = True
+        return len(sample)
 
     def build(self) -> Rows:
         """The rows; what was not filled is padding, a document without labels."""
@@ -101,11 +132,14 @@ class Packer:
         seed: int,
         cursor: Cursor = START,
         window: int = 0,
+        on_epoch: Callable[[int], None] | None = None,
     ):
+        """`on_epoch` is told the tokens of the first epoch once it is over, if it was packed from its start."""
         self.documents, self.ids, self.seed = documents, ids, seed
         self.seq_len, self.window_rows = seq_len, window_rows
         self.cursor, self.window = cursor, window  # of the next window
         self._document: np.ndarray | None = None
+        self._on_epoch, self._seen = on_epoch if cursor == START else None, 0
         self._stream = documents.stream(self._order())
 
     def next_window(self) -> Window:
@@ -130,9 +164,12 @@ class Packer:
 
     def _advance(self, taken: int) -> None:
         epoch, position, offset = self.cursor.epoch, self.cursor.position, self.cursor.offset + taken
+        self._seen += taken
         if offset >= len(self._document):
             self._document, offset, position = None, 0, position + 1
         if position == len(self.ids):
+            if self._on_epoch and epoch == 0:
+                self._on_epoch(self._seen)
             epoch, position = epoch + 1, 0
         self.cursor = Cursor(epoch, position, offset)
 

@@ -1,11 +1,10 @@
 """Where text comes from: the files behind `data.name` and `data.path`, and what a usable sample is.
 
-Free of torch and numpy: the controller calls `check_paths` before anything starts.
+Free of torch and numpy, as the controller reads it.
 """
 
 from __future__ import annotations
 
-import codecs
 import glob
 import json
 import os
@@ -17,9 +16,9 @@ from pathlib import Path
 from engine.errors import UserError
 from engine.schema import Data
 
-SOURCES = ("stdlib", "text", "jsonl")
+SOURCES = ("stdlib", "text", "jsonl", "chat")
+JSON_SOURCES = ("jsonl", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-CHECKED_BYTES = 32 << 20  # how much of the data the controller looks at
 # Third-party code, tests and generated files: the rest is the same text wherever the same Python runs.
 STDLIB_SKIPPED = {
     "site-packages",
@@ -34,6 +33,8 @@ STDLIB_SKIPPED = {
     "__pycache__",
 }
 BOM = "\ufeff"
+WIDE = "is UTF-16 or UTF-32 text; convert the file to UTF-8, for example with iconv -t UTF-8"
+LISTED = 20  # problems of one kind that are spelled out
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ def parse_line(line: bytes, field: str) -> str:
     try:
         record = json.loads(line.decode("utf-8").removeprefix(BOM))
     except UnicodeDecodeError as error:
-        raise BadSample(f"is not UTF-8 (byte {error.start} of the line)") from None
+        raise BadSample(WIDE if is_wide(line) else f"is not UTF-8 (byte {error.start} of the line)") from None
     except (ValueError, RecursionError) as error:
-        raise BadSample(f"is not JSON ({error})") from None
+        raise BadSample(WIDE if is_wide(line) else f"is not JSON ({error})") from None
     if not isinstance(record, dict):
         raise BadSample(f'is not a JSON object like {{"{field}": "..."}}')
     if field not in record:
@@ -114,17 +115,20 @@ def list_files(data: Data) -> list[SourceFile]:
         raise UserError(f"data.name='{data.name}' is not a source; one of {', '.join(SOURCES)} is")
     if data.name == "stdlib" and data.path is not None:
         raise UserError("data=stdlib takes no data.path; data=text data.path=... or data=jsonl data.path=... takes one")
-    files = []
+    files: list[SourceFile] = []
+    problems: list[str] = []
     for base, identity in _stdlib() if data.name == "stdlib" else _named(data):
         path = Path(base, identity)
         try:
             stat = path.stat()
         except OSError as error:
-            raise UserError(f"data.path: '{path}' cannot be read ({error.strerror})") from None
+            problems.append(f"data.path: '{path}' cannot be read ({error.strerror})")
+            continue
         if not os.access(path, os.R_OK):
-            raise UserError(f"data.path: '{path}' cannot be read (permission denied); make it readable")
-        if stat.st_size:
+            problems.append(f"data.path: '{path}' cannot be read (permission denied); make it readable")
+        elif stat.st_size:
             files.append(SourceFile(base, identity, stat.st_size, stat.st_mtime_ns))
+    refuse(problems)
     if not files:
         raise UserError(f"data.path={data.path}: every file there is empty; name files that hold text")
     return files
@@ -140,33 +144,52 @@ def _stdlib() -> Iterator[tuple[str, str]]:
     return ((base, path.as_posix()) for path in kept)
 
 
-def _named(data: Data) -> Iterator[tuple[str, str]]:
+def _named(data: Data) -> list[tuple[str, str]]:
     """(base, identity) of the files that `data.path` names, each once."""
     if not data.path or not data.path.strip():
         raise UserError(f"data={data.name} needs data.path: files, folders or globs, separated by commas")
     whole = Path(data.path).exists()
     parts = [data.path] if whole else [part.strip() for part in data.path.split(",") if part.strip()]
     seen: set[str] = set()
+    found: list[tuple[str, str]] = []
+    problems: list[str] = []
     for part in parts:
-        base, identities = _expand(str(Path(part).expanduser()), data.name)
+        try:
+            base, identities = _expand(str(Path(part).expanduser()), data.name)
+        except UserError as error:
+            problems.append(str(error))
+            continue
         for identity in identities:
             real = os.path.realpath(os.path.join(base, identity)) if len(parts) > 1 else identity  # noqa: PTH118
             if real not in seen:
                 seen.add(real)
-                yield base, identity
+                found.append((base, identity))
+    refuse(problems)
+    return found
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise a UserError that lists the problems, if there are any."""
+    if problems:
+        more = [f"and {len(problems) - LISTED} more like these"] if len(problems) > LISTED else []
+        raise UserError("\n".join(problems[:LISTED] + more))
 
 
 def _expand(part: str, kind: str) -> tuple[str, list[str]]:
     """The files of one entry of `data.path`: the folder that they are named from, and their names in it, sorted."""
     path = Path(part)
     if path.is_dir():
-        found = sorted(_walk(path, JSONL_SUFFIXES if kind == "jsonl" else ()))
+        found = sorted(_walk(path, JSONL_SUFFIXES if kind in JSON_SOURCES else ()))
         if not found:
-            wanted = f"files ending in {', '.join(JSONL_SUFFIXES)}" if kind == "jsonl" else "files"
+            wanted = f"files ending in {', '.join(JSONL_SUFFIXES)}" if kind in JSON_SOURCES else "files"
             raise UserError(f"data.path: the folder '{part}' holds no {wanted}")
         return str(path), found
-    if path.exists():
+    if path.is_file():
         return str(path.parent), [path.name]
+    if path.exists():
+        raise UserError(
+            f"data.path: '{part}' is a device or a pipe, and documents are read by their place; name a file"
+        )
     if not glob.has_magic(part):
         raise UserError(f"data.path: '{part}' does not exist; give files, folders or globs, separated by commas")
     matches = map(Path, glob.glob(part, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -196,56 +219,20 @@ def _before_magic(path: Path) -> list[str]:
     return kept
 
 
-def check_paths(data: Data) -> None:
-    """Find what is wrong with the data before anything starts; reads at most the first 32 MiB.
-
-    Raises UserError for missing, unreadable or empty data, a missing tokenizer, or more bad samples than allowed.
-    """
-    if not 0 <= data.held_out < 1:
-        raise UserError(f"data.held_out={data.held_out} is not a share of the documents; 0 <= data.held_out < 1 is")
-    if data.tokenizer is not None and not Path(data.tokenizer).expanduser().is_dir():
-        raise UserError(f"data.tokenizer: '{data.tokenizer}' is not a directory; name one that holds a tokenizer.json")
-    files, bad, budget = list_files(data), BadSamples(data.max_bad_samples), CHECKED_BYTES
-    if data.name == "stdlib":
-        return
-    has_text = False
-    for file in files:
-        if budget <= 0:
-            return
-        try:
-            has_text |= (
-                _check_jsonl(file, data.field, bad, budget) if data.name == "jsonl" else _check_text(file, bad, budget)
-            )
-        except OSError as error:
-            raise UserError(f"data.path: '{file.path}' cannot be read ({error.strerror})") from None
-        budget -= file.size
-    if not has_text and budget >= 0:
-        raise UserError(f"data.path={data.path}: there is no text in it; name files that hold text")
+def is_wide(raw: bytes) -> bool:
+    """Whether bytes look like UTF-16 or UTF-32: a mark at the beginning, or a zero in most pairs of bytes."""
+    return raw.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")) or raw[:4096].count(0) > len(raw[:4096]) // 4
 
 
-def _check_jsonl(file: SourceFile, field: str, bad: BadSamples, budget: int) -> bool:
-    has_text = False
-    with file.path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                has_text |= bool(parse_line(line, field))
-            except BadSample as why:
-                bad.add(f"{file.path}:{number}", str(why))
-            budget -= len(line)
-            if budget <= 0:
-                break
-    return has_text
-
-
-def _check_text(file: SourceFile, bad: BadSamples, budget: int) -> bool:
-    with file.path.open("rb") as stream:
-        raw = stream.read(min(budget, file.size))
+def decode_text(raw: bytes, start: int = 0) -> str:
+    """UTF-8 text that begins at byte `start` of its file. Raises BadSample."""
+    if is_wide(raw):
+        raise BadSample(WIDE)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) == file.size)
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        bad.add(str(file.path), not_utf8(error.start))
-        return False
-    return True
+        raise BadSample(not_utf8(start + error.start)) from None
+    return text.removeprefix(BOM) if start == 0 else text
 
 
 def not_utf8(byte: int) -> str:

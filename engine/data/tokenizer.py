@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from engine.data.token_bytes import token_bytes
+from engine.data.tokenizer_files import check_size, find_eos_id
 from engine.errors import UserError
 
 # What belongs to a tokenizer in a published directory; weights and model configs do not.
@@ -30,7 +29,6 @@ FILES = (
     "chat_template*",
     "*.tiktoken",
 )
-USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
 
 
 class Tokenizer:
@@ -92,12 +90,9 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None) -> Toke
     if not folder.is_dir():
         raise UserError(f"data.tokenizer: '{directory}' is not a directory; name one that holds a tokenizer.json")
     core = _core(folder)
-    tokenizer = Tokenizer(core, _eos_id(core, folder), folder)
-    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"data.tokenizer: '{directory}' has {tokenizer.vocab_size} tokens, but model.vocab_size={vocab_size}; "
-            "the model needs at least as many: name its own tokenizer, or raise model.vocab_size"
-        )
+    eos_id = find_eos_id(folder, core.token_to_id, lambda number: core.id_to_token(number) is not None)
+    tokenizer = Tokenizer(core, eos_id, folder)
+    check_size(directory, tokenizer.vocab_size, vocab_size)
     return tokenizer
 
 
@@ -116,34 +111,6 @@ def _core(folder: Path) -> tokenizers.Tokenizer:
         raise UserError(
             f"data.tokenizer: no tokenizer in '{folder}' ({reason}); one with a tokenizer.json would be right"
         ) from None
-
-
-def _eos_id(core: tokenizers.Tokenizer, folder: Path) -> int:
-    """The token that ends a text, from wherever the directory says so."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = _json(folder / name).get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if token is not None and (number := core.token_to_id(token)) is not None:
-            return number
-    for name in ("generation_config.json", "config.json"):
-        number = _json(folder / name).get("eos_token_id")
-        number = number[0] if isinstance(number, list) and number else number
-        if isinstance(number, int) and core.id_to_token(number) is not None:
-            return number
-    for token in USUAL_ENDS:
-        if (number := core.token_to_id(token)) is not None:
-            return number
-    raise UserError(f"data.tokenizer: '{folder}' names no end of text; set eos_token in its tokenizer_config.json")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"data.tokenizer: '{path}' is not JSON ({error})") from None
-    return content if isinstance(content, dict) else {}
 
 
 _CHOSEN_BY_USER = os.environ.get("TOKENIZERS_PARALLELISM")

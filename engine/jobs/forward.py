@@ -3,8 +3,8 @@
 `data.inputs` is a safetensors file with the names of the reference's forward: `input_ids` [B, S] int64 and optionally
 `attention_mask` [B, S] (1 keeps; padding at either end of a row), `position_ids` [B, S] (a restart at 0 begins a packed
 document) and `labels` [B, S] (not shifted; -100 is ignored). `outputs.safetensors` in the run folder holds `logits`
-[B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, if labels are given) and,
-with `grad=true`, `grad.<published name>`.
+[B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, if labels are given; 0 if
+none is supervised) and, with `grad=true`, `grad.<published name>`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def run(context: Context) -> None:
         out = context.run_dir / "outputs.safetensors"
         outputs = _collect(ShardedSource(parts), inputs, shape)
         if "labels" in inputs:
-            loss = result.loss_sum / result.num_tokens if result.num_tokens else float("nan")
+            loss = result.loss_sum / max(1, result.num_tokens)
+            if not result.num_tokens:
+                context.log("no label is supervised (all are -100, masked or last in their row): the loss is 0")
             outputs["loss"] = torch.tensor(loss, dtype=torch.float32)
             context.result["loss"] = loss
         save_file(outputs, out)
@@ -76,6 +78,7 @@ def read_inputs(path: Path, vocab_size: int) -> dict[str, Tensor]:
         if name in inputs and _outside(inputs[name], vocab_size, ignore=name == "labels"):
             raise UserError(f"{path}: {name} must lie in [0, {vocab_size}) (vocab_size)")
     _check_mask(inputs, path)
+    _check_positions(inputs, path)
     return inputs
 
 
@@ -93,6 +96,27 @@ def _check_mask(inputs: dict[str, Tensor], path: Path) -> None:
     holes = (changes > 2) | ((changes == 2) & kept[:, 0])
     if bool(holes.any()):
         raise UserError(f"{path}: attention_mask may be 0 only at the beginning and the end of a row")
+
+
+def _check_positions(inputs: dict[str, Tensor], path: Path) -> None:
+    """Positions count up by one, or restart at 0 with a packed document.
+
+    A row may begin anywhere, since rotary angles depend on differences alone. Other jumps would need a mask.
+    """
+    if "position_ids" not in inputs:
+        return
+    positions = inputs["position_ids"]
+    kept = inputs.get("attention_mask", torch.ones_like(positions)) != 0
+    jumps = (positions[:, 1:] != positions[:, :-1] + 1) & (positions[:, 1:] != 0) & kept[:, 1:] & kept[:, :-1]
+    if bool(jumps.any()):
+        row, column = jumps.nonzero()[0].tolist()
+        before, after = positions[row, column : column + 2].tolist()
+        raise UserError(
+            f"{path}: position_ids goes from {before} to {after} in row {row}, at token {column + 1}; it must count up "
+            "by one, or restart at 0 where a packed document begins"
+        )
+    if bool(((positions < 0) & kept).any()):
+        raise UserError(f"{path}: position_ids holds numbers below 0")
 
 
 def split(inputs: dict[str, Tensor], dp_rank: int, dp_size: int, micro_batch_size: int) -> list[Batch]:

@@ -32,3 +32,16 @@ def test_published_tensors_are_the_references(case: harness.Case, quick: bool) -
     tied = set(load_dotted(family.weights)(keys).aliases)
     reference = {n: tuple(t.shape) for n, t in harness.reference_of(case).state_dict().items() if n not in tied}
     assert load_dotted(family.weights)(keys).published == reference
+
+
+def test_what_the_controller_lets_through_is_what_transformers_has() -> None:
+    """Names that its checks know, against the tables that the reference looks them up in."""
+    from transformers.activations import ACT2FN
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from zoo.qwen3.check import ACTIVATIONS
+
+    from engine.rope_scaling import KINDS
+
+    assert set(ACT2FN) - set(ACTIVATIONS) == {"prelu", "xielu"}  # these two hold weights
+    assert set(ACTIVATIONS) < set(ACT2FN)
+    assert set(KINDS["native"]) - {"default"} == set(ROPE_INIT_FUNCTIONS) - {"proportional"}  # not a Qwen3's

@@ -28,6 +28,7 @@ TRAINING = (
     "optim.lr=0.003",
     "optim.clip_grad=1.0",
     "data=text",
+    f"data.vocab_size={VOCABULARY}",  # the random weights bring no tokenizer
     "data.seq_len=32",
     "data.global_batch_size=8",
     "data.micro_batch_size=2",

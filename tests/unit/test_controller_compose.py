@@ -130,7 +130,7 @@ BAD = {
     "qqqqqqq=1": ["no such key", "--help"],
     "+foo.bar=1": ["foo.bar", "no such key"],
     "model.rope_scaling.factor=2": ["did you mean model.rope_scaling"],
-    "job.max_new_tokens=3": ["job.max_new_tokens", "no such key"],
+    "job.max_new_tokens=3": ["job.max_new_tokens", "belongs to job=sample", "this is job=train"],
     "model=8B": ["did you mean 8b?", "the choices are"],
     "model=": ["model=", "the choices are"],
     "parallelism=tp2pp2": ["did you mean tp2_pp2"],
@@ -152,8 +152,10 @@ BAD = {
     "model.name=8b": ["write model=8b"],
     "family=llama": ["fixed"],
     "schema_version=2": ["fixed"],
-    "~optim": ["none can be removed"],
+    "~optim": ["none can be removed", "optim=adamw"],
     "~model.weights": ["model.weights=null"],
+    "~optim.lr": ["none can be removed", "leave it out", "0.003"],
+    "~optim.lrr": ["optim.lrr is none", "did you mean optim.lr"],
     "optim.lr": ["write key=value"],
     "=3": ["write key=value"],
     "optim.lr=(": ["cannot read"],
@@ -173,10 +175,10 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(override):
 
 def test_all_mistakes_are_listed_at_once():
     with pytest.raises(UserError) as error:
-        composed("model=8B", "lr=1", "optim.eps=x", "data.seq_len=128", "foo")
-    wrong = ("model=8B", "lr:", "optim.eps=x", "'foo'")
+        composed("model=8B", "lr=1", "optim.eps=x", "data.seq_len=0", "foo", "backend=x", "logger.wandb=true", "~seed")
+    wrong = ("model=8B", "lr:", "optim.eps=x", "'foo'", "data.seq_len=0", "backend=x", "logger.wandb=true", "'~seed'")
     lines = str(error.value).splitlines()
-    assert len(lines) == 4 and all(any(line.startswith(word) for line in lines) for word in wrong)
+    assert len(lines) == len(wrong) and all(any(line.startswith(word) for line in lines) for word in wrong)
 
 
 def test_frozen_file_round_trip_and_its_errors(tmp_path):

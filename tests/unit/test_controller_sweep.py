@@ -90,6 +90,7 @@ def test_one_failure_stops_no_other(stub, tmp_path, capfd, monkeypatch):
     said = capfd.readouterr().out
     table = said[said.index("┏") :]
     assert all(word in table for word in ("seed=1", "seed=2", "seed=3", "failed (2)", "3.0000", "0.5000"))
+    assert said.startswith("all runs: hardware=cpu output_dir=") and "\nrun 2 of 3: seed=2\n" in said
     assert "hardware=cpu" not in table  # what all runs share is above the table
 
 

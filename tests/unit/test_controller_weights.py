@@ -56,9 +56,14 @@ def small_tensors():
     return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
+TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": []}
+TOKENIZER["added_tokens"] = [{"id": 10, "content": "</s>", "special": True}]
+
+
 def write(folder, config=SMALL, tensors=None, shards=1):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     tensors = small_tensors() if tensors is None else tensors
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
@@ -125,8 +130,8 @@ def test_naming_what_differs_is_an_error_with_both_values(tmp_path):
     assert all(key in text for key in keys.split())
     text = refusal(folder, "model.hidden_size=12")
     assert "hidden_size=12 against 10" in text and len(text.splitlines()) == 1
-    model = planned(folder, "model.hidden_size=10", "model.attention_dropout=0.5").model  # agrees; changes no weight
-    assert model.hidden_size == 10 and model.attention_dropout == 0.5
+    model = planned(folder, "model.hidden_size=10", "model.initializer_range=0.5").model  # agrees; changes no weight
+    assert model.hidden_size == 10 and model.initializer_range == 0.5
 
 
 def test_shards_and_an_alias_are_whole(tmp_path):
@@ -241,6 +246,63 @@ def test_a_run_folder_stands_for_its_model(tmp_path):
     (tmp_path / "latest").symlink_to("run")
     run_config = planned(tmp_path / "latest")
     assert run_config.model.weights == str(run / "hf")  # not through the link: it moves when this run starts
-    (run / "hf" / "tokenizer.json").write_text("{}")
     assert planned(tmp_path / "latest").data.tokenizer == str(run / "hf")
-    assert planned(tmp_path / "latest", f"data.tokenizer={tmp_path}").data.tokenizer == str(tmp_path)
+    other = write(tmp_path / "other")
+    assert planned(tmp_path / "latest", f"data.tokenizer={other}").data.tokenizer == str(other)
+
+
+def test_mistakes_in_a_config_name_its_file(tmp_path):
+    """Each is one line that begins with the file, since the user typed none of it."""
+    for number, (change, words) in enumerate(
+        [
+            ({"hidden_act": "gelu"}, ["hidden_act=gelu", "backend=native has it"]),
+            ({"attention_dropout": 0.5}, ["attention_dropout=0.5"]),
+            ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, ["rope_scaling", "dynamic"]),
+            ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, ["sliding windows"]),
+            ({"bos_token_id": 11}, ["bos_token_id=11", "vocab_size=11"]),
+            ({"eos_token_id": [3, 12]}, ["eos_token_id=12"]),
+            ({"head_dim": 5}, ["head_dim=5"]),
+            ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
+            ({"num_hidden_layers": 0}, ["num_hidden_layers=0"]),
+        ]
+    ):
+        folder = write(tmp_path / str(number), SMALL | change)
+        text = refusal(folder)
+        assert len(text.splitlines()) == 1 and text.startswith(str(folder / "config.json")), text
+        assert [word for word in words if word not in text] == [], text
+    planned(write(tmp_path / "inert", SMALL | {"sliding_window": 4096}))  # as published files have it
+
+
+def test_numbers_that_are_no_weights(tmp_path):
+    tensors = small_tensors()
+    for i in range(2):
+        tensors[f"model.layers.{i}.mlp.up_proj.weight"] = np.zeros((7, 10), np.int8)
+    tensors["rotary.position_ids"] = np.zeros(3, np.int64)  # of no use to the model: of no interest either
+    tensors["lm_head.weight"] = np.zeros((11, 10), np.float16)
+    lines = refusal(write(tmp_path / "hf", tensors=tensors)).splitlines()
+    assert lines[1].startswith("  wrong type: model.layers.{0-1}.mlp.up_proj.weight has dtype I8")
+    assert (
+        lines[2].startswith("  untied: lm_head.weight is F16 and model.embed_tokens.weight is F32") and len(lines) == 3
+    )
+
+
+def test_weights_without_a_tokenizer_get_no_new_one_unasked(tmp_path):
+    folder = write(
+        tmp_path / "hf",
+        SMALL | {"vocab_size": 300},
+        small_tensors() | {"model.embed_tokens.weight": np.zeros((300, 10), np.float32)},
+    )
+    assert planned(folder).data.tokenizer == str(folder)
+    (folder / "tokenizer.json").unlink()
+    for words in ([], ["job=prepare"], ["job=sample", "prompt=x"]):
+        assert "there is no tokenizer in it" in refusal(folder, *words)
+    assert planned(folder, "data.vocab_size=270").data.vocab_size == 270
+    (tmp_path / "tok").mkdir()
+    assert "no tokenizer in" in refusal(folder, f"data.tokenizer={tmp_path / 'tok'}")
+    (tmp_path / "tok" / "tokenizer.json").write_text("{}")
+    assert "cannot be read as a tokenizer" in refusal(folder, f"data.tokenizer={tmp_path / 'tok'}")
+    (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(TOKENIZER | {"added_tokens": []}))
+    assert "names no end of text" in refusal(folder, f"data.tokenizer={tmp_path / 'tok'}")
+    large = {"added_tokens": [{"id": 300, "content": "</s>"}]}
+    (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(TOKENIZER | large))
+    assert "has 301 tokens, but model.vocab_size=300" in refusal(folder, f"data.tokenizer={tmp_path / 'tok'}")

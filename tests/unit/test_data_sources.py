@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engine.data import files as files_module
+from engine.data.check import check_paths
 from engine.data.corpus import Corpus, open_corpus
-from engine.data.sources import BadSample, BadSamples, check_paths, list_files
+from engine.data.sources import BadSample, BadSamples, list_files
 from engine.errors import UserError
 from engine.schema import Data
 
@@ -31,7 +32,7 @@ def test_the_standard_library_is_sorted_and_without_tests():
 
 def test_the_controller_checks_without_torch_or_numpy():
     code = (
-        "import sys; from engine.data.sources import check_paths; from engine.schema import Data\n"
+        "import sys; from engine.data.check import check_paths; from engine.schema import Data\n"
         "check_paths(Data(name='stdlib')); print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
@@ -70,7 +71,7 @@ def test_files_folders_globs_and_lists(tree, tmp_path, path, found):
         ("text", None, "data=text needs data.path"),
         ("text", " ", "data=text needs data.path"),
         ("stdlib", "x", "data=stdlib takes no data.path"),
-        ("parquet", "x", "one of stdlib, text, jsonl is"),
+        ("parket", "x", "is not a source; one of stdlib, text, jsonl"),
         ("text", "{}/nothing", "nothing' does not exist"),
         ("text", "{}/*.rst", "no file matches"),
         ("text", "{}/empty.txt", "every file there is empty"),
@@ -88,6 +89,28 @@ def test_missing_and_empty_data(tree, name, path, message):
     with pytest.raises(UserError, match=message) as caught:
         check_paths(data)
     assert "\n" not in str(caught.value)
+
+
+def test_all_paths_that_are_wrong_are_named(tree):
+    data = Data(name="text", path=f"{tree}/a.txt,{tree}/no,{tree}/*.rst,/dev/zero")
+    with pytest.raises(UserError) as caught:
+        check_paths(data)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert all(
+        word in line for word, line in zip(("/no' does not", "*.rst'", "'/dev/zero' is a device"), lines, strict=True)
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["text", "jsonl"])
+def test_wide_text_is_called_so(tmp_path, name, encoding):
+    (tmp_path / "wide.jsonl").write_bytes('{"text": "plain words"}\n'.encode(encoding))
+    data = Data(name=name, path=str(tmp_path / "wide.jsonl"), held_out=0.0)
+    with pytest.raises(UserError, match="is UTF-16 or UTF-32 text; convert the file to UTF-8"):
+        check_paths(data)
+    with pytest.raises(BadSample, match="UTF-16"):
+        open_corpus(data, tmp_path / "cache").read(0)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 7])
