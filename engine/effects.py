@@ -9,6 +9,7 @@ from engine.schema import Run
 
 NOT_TRAINING = ("forward", "convert", "prepare", "sample")
 KEPT = ("save_interval", "keep_last", "keep_best", "keep_every", "export_hf")
+CHAT_KEYS = ("format", "chat_template", "train_on_prompt", "train_turns", "final_tool_calls")
 RECORDS = ("jsonl", "parquet", "datasets", "webdataset", "energon")  # sources whose samples have named parts
 
 
@@ -46,6 +47,41 @@ RULES = (
         ("model.sliding_window", "model.max_window_layers"),
         lambda run: getattr(run.model, "use_sliding_window", None) is False,
         lambda run: "it needs model.use_sliding_window=true",
+    ),
+    Rule(
+        tuple(f"data.{key}" for key in CHAT_KEYS),
+        lambda run: run.data.name != "chat",
+        lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
+    ),
+    Rule(
+        ("data.train_turns",),
+        lambda run: run.data.train_on_prompt,
+        lambda run: "data.train_on_prompt=true learns all turns",
+    ),
+    Rule(
+        ("task.lora.",),
+        lambda run: run.task.name != "lora",
+        lambda run: f"only task=lora has adapters, and this is task={run.task.name}",
+    ),
+    Rule(
+        ("moe.", "parallelism.etp"),
+        lambda run: not hasattr(run.model, "num_experts"),
+        lambda run: f"{run.family} {run.model.name} has no experts",
+    ),
+    Rule(
+        ("moe.bias_update_rate",),
+        lambda run: hasattr(run.model, "num_experts") and not getattr(run.model, "router_has_bias", False),
+        lambda run: f"the routers of {run.family} {run.model.name} have no correction bias",
+    ),
+    Rule(
+        ("moe.dispatcher", "moe.capacity_factor", "moe.drop", "moe.grouped"),
+        lambda run: run.backend == "native" and hasattr(run.model, "num_experts"),
+        lambda run: "only backend=megatron has it",
+    ),
+    Rule(
+        ("moe.drop",),
+        lambda run: run.backend == "megatron" and run.moe.capacity_factor is None,
+        lambda run: "it needs moe.capacity_factor; without one no expert is ever full",
     ),
     Rule(
         ("logger.wandb_project",),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,6 +41,9 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, ids: list[int]) -> list[np.ndar
     return [bad.get(place, tokens) for place, tokens in enumerate(encoded)]
 
 
+Encode = Callable[[Any, Tokenizer, list[int]], list[Any]]  # as `encode` above, for other kinds of documents too
+
+
 def chunks(corpus: Corpus, ids: Iterator[int], max_bytes: int, max_documents: int) -> Iterator[list[int]]:
     """Cut a stream of documents into lists of about `max_bytes`."""
     chunk: list[int] = []
@@ -59,9 +62,15 @@ class OnlineDocuments:
     """Tokenises ahead in `workers` threads. The order of the results is the order that was asked for."""
 
     def __init__(
-        self, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, workers: int = 1, chunk_bytes: int = CHUNK_BYTES
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        bad: BadSamples,
+        workers: int = 1,
+        chunk_bytes: int = CHUNK_BYTES,
+        encode: Encode = encode,
     ):
-        self.corpus, self.tokenizer, self.bad = corpus, tokenizer, bad
+        self.corpus, self.tokenizer, self.bad, self.encode = corpus, tokenizer, bad, encode
         self.workers, self.chunk_bytes = max(1, workers), chunk_bytes
         # One call of the tokenizer stays on one thread, so that `workers` is what it says and training keeps its cores.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -73,7 +82,7 @@ class OnlineDocuments:
         try:
             while True:
                 for chunk in islice(todo, self.workers + 1 - len(pending)):
-                    pending.append((chunk, pool.submit(encode, self.corpus, self.tokenizer, chunk)))
+                    pending.append((chunk, pool.submit(self.encode, self.corpus, self.tokenizer, chunk)))
                 if not pending:
                     return
                 chunk, result = pending.popleft()

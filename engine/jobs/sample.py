@@ -32,8 +32,15 @@ def run(context: Context) -> None:
 def continuation(context: Context, folder: Path) -> dict[str, str]:
     """The text sample at the end of a training run."""
     job = context.run.job
-    text = generate(context, folder, job.sample_prompt, job.sample_tokens, temperature=0.8, top_k=50)
-    return {"prompt": job.sample_prompt, "text": text}
+    prompt = _first_question(context.result.get("conversations")) or job.sample_prompt
+    text = generate(context, folder, prompt, job.sample_tokens, temperature=0.8, top_k=50)
+    return {"prompt": prompt, "text": text}
+
+
+def _first_question(conversations: list[dict[str, Any]] | None) -> str | None:
+    """What comes before the first answer of a run on conversations: a prompt of the shape that it learned from."""
+    pieces = conversations[0]["pieces"] if conversations else ()
+    return pieces[0][1] if len(pieces) > 1 and not pieces[0][0] else None
 
 
 def generate(context: Context, folder: Path, prompt: str, tokens: int, temperature: float, top_k: int) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from engine.backends.base import Backend
 from engine.checkpoint.card import TOKENIZER
 from engine.checkpoint.manager import CheckpointManager
 from engine.checkpoint.origin import make_card
 from engine.context import Context
+from engine.data.chat.preview import Preview
 from engine.data.loader import build_data
 from engine.family import load_dotted
 from engine.jobs.start import Start, load_start_weights, resume
@@ -33,10 +37,12 @@ def run(context: Context) -> None:
         state=start.data_state,
         log=context.log,
         tokenizer_dir=folder / TOKENIZER if folder else None,
+        pin_memory=context.hardware.supports("pin_memory"),
     )
     manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder)
     metrics = MetricsWriter(context.run_dir, settings, start.step) if context.rank == 0 else None
     context.log(_summary(context, backend, start))
+    show_previews(context, data.previews)
     loop = Loop(context, backend, data, manager, metrics, start)
     try:
         loop.run()
@@ -45,6 +51,14 @@ def run(context: Context) -> None:
         context.result |= loop.summary()
         if metrics is not None:
             metrics.close()
+
+
+def show_previews(context: Context, shown: Sequence[Preview]) -> None:
+    """The first conversations into the log and the report, so that a person can check what is learned."""
+    for preview in shown:
+        context.log(preview.text(colour=sys.stdout.isatty()) + "\n")
+    if shown:
+        context.result["conversations"] = [vars(preview) for preview in shown]
 
 
 def _summary(context: Context, backend: Backend, start: Start) -> str:

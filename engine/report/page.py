@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.metrics.text import count, memory
 from engine.report.chart import Point, Series, line_chart, smooth
+from engine.report.conversations import conversations
 from engine.report.facts import Facts, continue_command, figures, finite, gather, number, sample_command
 
 REPORT = "report.html"
@@ -43,6 +44,7 @@ def render(facts: Facts) -> str:
         _message(facts),
         _figures(facts),
         _charts(facts),
+        conversations(facts.result),
         _sample(facts),
         _commands(facts),
         _checkpoints(facts),
