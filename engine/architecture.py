@@ -69,6 +69,9 @@ def read_architecture(folder: Path, family: Family) -> Any:
         )
     cls = load_dotted(family.of(published["model_type"]).config)
     known = {f.name for f in dataclasses.fields(cls)} - set(MODEL_ONLY_KEYS)
+    for theirs, ours in getattr(cls, "SPELLINGS", {}).items():
+        if theirs in published:
+            published.setdefault(ours, published[theirs])
     values = {key: value for key, value in _rope(published).items() if key in known}
     if isinstance(values.get("eos_token_id"), list):
         # Several ends of text: generation_config.json keeps them all, training needs one.

@@ -59,7 +59,9 @@ def load_run(path: Path) -> Run:
     if name not in JOBS:
         raise UserError(f"{path}: job.name is {name!r}; the jobs are {', '.join(JOBS)}")
     try:
-        schema = OmegaConf.structured(typed_run(load_family(str(values.get("family"))), name))
+        model = values.get("model")
+        model_type = model.get("model_type") if isinstance(model, dict) else None
+        schema = OmegaConf.structured(typed_run(load_family(str(values.get("family"))).of(model_type), name))
         return to_run(OmegaConf.merge(schema, _literal(values)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

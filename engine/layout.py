@@ -14,7 +14,7 @@ NATIVE = "with backend=native only parallelism.dp can be more than 1; use backen
 
 def check_layout(run: Run) -> None:
     """Raise a UserError that lists, one a line, why this layout cannot be."""
-    problems = [*_backend(run), *_tensor(run), *_pipeline(run), *_sharding(run), *_launcher(run)]
+    problems = [*_backend(run), *_tensor(run), *_experts(run), *_pipeline(run), *_sharding(run), *_launcher(run)]
     if run.job.name in ("train", "prepare"):
         problems += _rows(run)
     if run.job.name == "train":
@@ -48,8 +48,6 @@ def _backend(run: Run) -> Iterator[str]:
             f"parallelism.strategy={layout.strategy}: backend=megatron knows ddp and zero1 (distributed optimizer); "
             "add backend=native"
         )
-    if layout.ep > 1:
-        yield f"parallelism.ep={layout.ep}: {run.family} has no experts to divide; it must be 1"
     if run.precision.compile:
         yield "precision.compile=true: only backend=native compiles; add backend=native or leave it out"
 
@@ -68,6 +66,31 @@ def _tensor(run: Run) -> Iterator[str]:
             f"parallelism.tp={tp} and model.num_key_value_heads={groups}: one must divide the other; "
             f"tp can be {divisors(groups)} or a multiple of {groups}"
         )
+
+
+def _experts(run: Run) -> Iterator[str]:
+    layout, experts = run.parallelism, getattr(run.model, "num_experts", None)
+    if experts is None:
+        for key in ("ep", "etp"):
+            if getattr(layout, key) > 1:
+                size = f"{run.family} {run.model.name}"
+                yield f"parallelism.{key}={getattr(layout, key)}: {size} has no experts to divide; it must be 1"
+        return
+    if run.backend == "native":
+        return
+    ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * (layout.dp or 1)
+    if experts % ep:
+        yield f"parallelism.ep={ep} does not divide model.num_experts={experts}; ep can be {divisors(experts)}"
+    width = getattr(run.model, "moe_intermediate_size", etp)
+    if width % etp:
+        yield f"parallelism.etp={etp} does not divide model.moe_intermediate_size={width}; etp can be {divisors(width)}"
+    if ranks % (ep * etp):
+        yield (
+            f"parallelism.ep={ep} x parallelism.etp={etp} must divide the {ranks} ranks of a pipeline stage "
+            f"(tp {layout.tp} x cp {layout.cp} x dp {layout.dp or 1}); their product can be {divisors(ranks)}"
+        )
+    if layout.tp > 1 and not layout.sp:
+        yield f"parallelism.tp={layout.tp} with experts needs parallelism.sp=true: each rank routes its own tokens"
 
 
 def _pipeline(run: Run) -> Iterator[str]:

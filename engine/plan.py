@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from engine.resume import (
     keys_of,
     take_checkpoint,
 )
-from engine.rundir import new_run_id, run_folder
+from engine.rundir import OVERRIDES, new_run_id, run_folder
 from engine.schema import Run
 from hardware import registry
 from hardware.base import Hardware, HardwareError
@@ -84,7 +83,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
 
 
 def _resume_notes(run: Run, resumed: Resumed, own: list[str]) -> list[str]:
-    notes = [f"with the settings of {resumed.run_dir}: {shlex.join(kept_words(own))}"] if kept_words(own) else []
+    notes = [f"goes on with the settings in {resumed.run_dir}/{OVERRIDES}"] if kept_words(own) else []
     return notes + (changed_settings(run, resumed.frozen) if resumed.frozen else [])
 
 

@@ -89,7 +89,10 @@ def _ranks(run: Run, devices: int) -> tuple[Parallelism, Launcher]:
 
 
 def _least_replicas(layout: Parallelism) -> int:
-    """Replicas on a machine that does not suggest a number: as few as show the strategy."""
+    """Replicas on a machine that does not suggest a number: as few as show the strategy and hold the experts."""
+    if layout.ep * layout.etp > 1:
+        own = layout.tp * layout.cp
+        return math.lcm(own, layout.ep * layout.etp) // own
     return 2 * (layout.shard_size or 1) if layout.strategy == "hsdp" else 1
 
 

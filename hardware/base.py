@@ -112,6 +112,10 @@ class Hardware(ABC):
     def attention(self) -> Any:
         """The variable-length attention of this hardware, see `hardware.kernels.attention`."""
 
+    def grouped_matmul(self) -> Any:
+        """The grouped matrix product of this hardware, see `hardware.kernels.grouped`; None if it has none."""
+        return None
+
     @abstractmethod
     def megatron(self) -> Any:
         """The Megatron adapter, see `hardware.megatron`."""

@@ -6,10 +6,12 @@ come from the reference class alone: logits, loss and gradients of random weight
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -32,12 +34,20 @@ LAYOUTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "megatron-tp2_sp": ("megatron", 2, ("parallelism=tp2_sp",)),
     "megatron-pp2": ("megatron", 2, ("parallelism=pp2",)),
     "megatron-tp2_pp2": ("megatron", 4, ("parallelism=tp2_pp2",)),
+    "megatron-ep2": ("megatron", 2, ("parallelism=ep2",)),
+    "megatron-ep2_tp2": ("megatron", 2, ("parallelism=ep2_tp2",)),
+    "megatron-ep2_etp2": ("megatron", 4, ("parallelism=ep2_tp2", "parallelism.etp=2")),
+    "megatron-ep2_pp2": ("megatron", 4, ("parallelism=ep2", "parallelism.pp=2")),
     "native-single": ("native", 1, ("parallelism=single",)),
     "native-ddp2": ("native", 2, ("parallelism=ddp2",)),
     "native-zero1": ("native", 2, ("parallelism=zero1", "parallelism.dp=2")),
     "native-fsdp2": ("native", 2, ("parallelism=fsdp2",)),
     "native-hsdp": ("native", 4, ("parallelism=hsdp", "parallelism.dp=4", "parallelism.shard_size=2")),
 }
+# Experts under tensor parallelism need sequence parallelism.
+ONLY_DENSE = ("megatron-tp2", "megatron-tp2_pp2", "megatron-cp2_tp2")
+ONLY_EXPERTS = ("megatron-ep2", "megatron-ep2_tp2", "megatron-ep2_etp2", "megatron-ep2_pp2")
+QUICK_EXPERTS = ("megatron-ep2_tp2", "megatron-ep2_pp2", "native-single", "native-fsdp2")
 QUICK = ("megatron-tp2_sp", "megatron-tp2_pp2", "native-single", "native-fsdp2")
 
 
@@ -53,33 +63,62 @@ class Case:
     def published(self) -> dict[str, Any]:
         return dict(self.config)
 
+    @property
+    def card(self) -> Family:
+        """The family's card for this architecture."""
+        return load_family(self.family).of(self.published.get("model_type"))
+
+    @property
+    def experts(self) -> bool:
+        return "num_experts" in self.published
+
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
 
 
 def discover() -> list[tuple[Case, bool]]:
-    """Every case of every family that brings a parity.yaml, and whether it is the family's quick one."""
+    """Every case of every family that brings a parity.yaml, and whether it is the quick one of its architecture."""
     found = []
     for path in sorted(ZOO.glob("*/*/parity.yaml")):
         content = yaml.safe_load(path.read_text())
-        for index, (name, changes) in enumerate(content["cases"].items()):
+        seen = set()
+        for name, changes in content["cases"].items():
             merged = content["base"] | (changes or {})
-            found.append((Case(path.parent.name, name, tuple(merged.items())), index == 0))
+            # As hashable values: a case is a key of caches.
+            items = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in merged.items())
+            found.append((Case(path.parent.name, name, items), merged.get("model_type") not in seen))
+            seen.add(merged.get("model_type"))
     return found
 
 
+def quick_cases() -> list[Case]:
+    """The quick case of each architecture of each family."""
+    return [case for case, quick in discover() if quick]
+
+
+def possible(case: Case, layout: str) -> bool:
+    """Whether a model of this kind can be laid out so."""
+    return layout not in (ONLY_DENSE if case.experts else ONLY_EXPERTS)
+
+
+def is_quick(case: Case, layout: str) -> bool:
+    return case in quick_cases() and layout in (QUICK_EXPERTS if case.experts else QUICK)
+
+
 def cases_and_layouts(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> list[Any]:
-    """pytest parameters (case, layout); all but the quick case on the quick layouts are marked slow."""
+    """pytest parameters (case, layout); all but the quick cases on their quick layouts are marked slow."""
     return [
-        pytest.param(case, layout, id=f"{case}-{layout}", marks=() if quick and layout in QUICK else pytest.mark.slow)
-        for case, quick in discover()
+        pytest.param(case, layout, id=f"{case}-{layout}", marks=() if is_quick(case, layout) else pytest.mark.slow)
+        for case, _ in discover()
         for layout in layouts
+        if possible(case, layout)
     ]
 
 
 def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch.nn.Module:
     """The reference model in fp32 with random weights that bite: norms and biases too, and matrices large enough."""
-    config = load_dotted(family.reference_config).from_dict(published | {"model_type": family.model_type})
+    keys = {key: list(value) if isinstance(value, tuple) else value for key, value in published.items()}
+    config = load_dotted(family.reference_config).from_dict(keys | {"model_type": family.model_type})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = load_dotted(family.reference)(config).float().eval()
@@ -96,7 +135,7 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
 @lru_cache(maxsize=8)
 def reference_of(case: Case) -> torch.nn.Module:
     """`reference`, made once for each case."""
-    return reference(load_family(case.family), case.published)
+    return reference(case.card, case.published)
 
 
 def weights_directory(case: Case, root: Path) -> Path:
@@ -154,8 +193,20 @@ def expected_packed(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[s
 
 
 def _collect(model: torch.nn.Module, logits: Tensor, loss: Tensor) -> dict[str, Tensor]:
-    gradients = {f"grad.{n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {f"grad.{name}": grad for name, grad in published_gradients(model).items()}
     return {"logits": logits.detach(), "loss": loss.detach()} | gradients
+
+
+def published_gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The reference's gradients as its own save_pretrained would publish tensors of their kind."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs.grad if theirs.grad is not None else torch.full_like(theirs, torch.nan))
+    with TemporaryDirectory() as folder:
+        twin.save_pretrained(folder)
+        tensors = {name: t for file in Path(folder).glob("*.safetensors") for name, t in load_file(file).items()}
+    return {name: tensor for name, tensor in tensors.items() if not tensor.isnan().all()}
 
 
 def forward(

@@ -32,7 +32,8 @@ Rows = tuple[str, int, int]
 class Rule:
     """One kind of Megatron parameter.
 
-    `megatron` and the names inside `rows` may hold `{i}`, the global layer index. `rows(tp)` lists, in order, the row
+    `megatron` and the names inside `rows` may hold `{i}`, the global layer index, and `{e}`, the global index of an
+    expert. `rows(tp)` lists, in order, the row
     runs whose concatenation is the parameter gathered over all tensor-parallel ranks; it depends on `tp` only where
     Megatron interleaves by rank (gate and up).
     `shard` is "rows" (column-parallel and vocabulary-parallel: a rank holds a contiguous share of the concatenation),
@@ -55,26 +56,54 @@ class WeightMap:
     aliases: dict[
         str, str
     ]  # optional published names that only repeat another tensor: {"lm_head.weight": "model.embed_tokens.weight"}
+    native: tuple[Rule, ...] = ()  # parameters that the reference holds in another form than it publishes them
 
     def blocks(self, megatron: str, local_shape: Shape, tp_rank: int = 0, tp_size: int = 1) -> list[Block]:
         """The blocks of the parameter `megatron` (global layer index in its name) on one tensor-parallel rank.
 
         Raises KeyError for a parameter that no rule knows.
         """
-        rule, index = self._rule(megatron)
-        runs = [(name.replace("{i}", index), start, count) for name, start, count in rule.rows(tp_size)]
+        rule, runs = self._runs(self.rules, megatron, tp_size)
         if rule.shard == "columns":
             return list(self._columns(runs, local_shape, tp_rank))
         first = tp_rank * local_shape[0] if rule.shard == "rows" else 0
         return list(self._rows(runs, local_shape, first))
 
-    def _rule(self, megatron: str) -> tuple[Rule, str]:
-        index = next(iter(re.findall(r"\.(\d+)\.", megatron)), "")
-        generic = re.sub(r"\.\d+\.", ".{i}.", megatron, count=1)
-        for rule in self.rules:
+    def native_blocks(self, name: str, shape: Shape, first: int) -> list[Block]:
+        """The blocks of a share of one of the reference's parameters: the rows of `shape` that begin at `first`.
+
+        A parameter of more than two dimensions counts as a matrix with the width of the published ones: experts that
+        lie behind one another are rows that do.
+        """
+        if name in self.published:
+            rest = shape[1:]
+            zeros = (0,) * len(rest)
+            whole = self.published[name]
+            return [Block(name, whole, (first, *zeros), shape, (0, *zeros))] if 0 not in shape else []
+        _, runs = self._runs(self.native, name, 1)
+        return list(self._rows(runs, shape, first))
+
+    def native_shape(self, name: str) -> Shape:
+        """A parameter of the reference as the matrix that `native_blocks` speaks of. KeyError if no rule knows it."""
+        if name in self.published:
+            return self.published[name]
+        _, runs = self._runs(self.native, name, 1)
+        return (sum(count for _, _, count in runs), *self.published[runs[0][0]][1:])
+
+    def _runs(self, rules: tuple[Rule, ...], name: str, tp_size: int) -> tuple[Rule, list[Rows]]:
+        """The rule of a parameter, and its row runs with the indices filled in."""
+        numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
+        generic = name
+        for mark in ("{i}", "{e}")[: len(numbers)]:
+            generic = re.sub(r"(?<=\.)\d+(?=\.)", mark, generic, count=1)
+        layer, expert = [*numbers, "", ""][:2]
+        for rule in rules:
             if rule.megatron == generic:
-                return rule, index
-        raise KeyError(f"no rule of the weight map knows the Megatron parameter '{megatron}'")
+                runs = rule.rows(tp_size)
+                return rule, [
+                    (n.replace("{i}", layer).replace("{e}", expert), start, count) for n, start, count in runs
+                ]
+        raise KeyError(f"no rule of the weight map knows the parameter '{name}'")
 
     def _rows(self, runs: list[Rows], local_shape: Shape, first: int) -> Iterator[Block]:
         """Cut the rows [first, first + local rows) out of the concatenation of `runs`."""

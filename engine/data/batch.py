@@ -24,6 +24,7 @@ class Batch:
     cu_seqlens: Tensor  # int32 [documents + 1], 0 first and B*S last
     max_seqlen: int
     sample_ids: list[int] = field(default_factory=list)  # global row numbers, one for each row
+    experts: dict[int, Tensor] = field(default_factory=dict)  # by layer, int64 [B, S, k]: router decisions to replay
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +42,8 @@ class Batch:
             t.to(device, non_blocking=True)
             for t in (self.tokens_BS, self.labels_BS, self.positions_BS, self.cu_seqlens)
         )
-        return Batch(*tensors, self.max_seqlen, self.sample_ids)
+        experts = {layer: chosen.to(device, non_blocking=True) for layer, chosen in self.experts.items()}
+        return Batch(*tensors, self.max_seqlen, self.sample_ids, experts)
 
 
 def rows_to_batch(tokens_BS: Tensor, labels_BS: Tensor, starts_BS: Tensor, sample_ids: list[int]) -> Batch:

@@ -30,7 +30,7 @@ def flops_of_run(run: Run) -> float | None:
     """`flops_per_token` of a run's model; None for a model that is no dense transformer."""
     if not all(hasattr(run.model, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
         return None
-    weight_map = load_dotted(load_family(run.family).weights)(run.model)
+    weight_map = load_dotted(load_family(run.family).of(run.model.model_type).weights)(run.model)
     return flops_per_token(run.model, weight_map, run.data.seq_len)
 
 

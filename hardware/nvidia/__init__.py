@@ -120,6 +120,11 @@ class Nvidia(Hardware):
 
         return NvidiaAttention()
 
+    def grouped_matmul(self) -> Any:
+        from hardware.kernels.grouped import together
+
+        return together
+
     def megatron(self) -> Any:
         from hardware.megatron import MegatronAdapter
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.family import load_dotted, load_family
+from engine.family import load_dotted
 from tests import harness
 from tests.freezing import freeze
 from tests.ranks import Ranks
@@ -56,7 +56,7 @@ def test_every_byte_survives(ranks: Ranks, case: harness.Case, layout: str, tmp_
     source = harness.weights_directory(case, tmp_path)
     out = there_and_back(ranks, source, case.family, tmp_path, layout)
     assert raw(out) == raw(source)
-    model = load_dotted(load_family(case.family).reference).from_pretrained(out)
+    model = load_dotted(case.card.reference).from_pretrained(out)
     for name, parameter in harness.reference_of(case).named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name
 
@@ -67,9 +67,7 @@ def test_mixed_dtypes_and_a_stored_tied_head(ranks: Ranks, tmp_path: Path) -> No
     source = harness.weights_directory(case, tmp_path)
     tensors = load_file(source / "model.safetensors")
     mixed = {n: t if t.dim() == 1 else t.to(torch.bfloat16) for n, t in tensors.items()}
-    aliases = load_dotted(load_family(case.family).weights)(
-        load_dotted(load_family(case.family).config)(**case.published)
-    ).aliases
+    aliases = load_dotted(case.card.weights)(load_dotted(case.card.config)(**case.published)).aliases
     for alias, name in aliases.items():
         mixed[alias] = mixed[name].clone()
     save_file(mixed, source / "model.safetensors", metadata={"format": "pt"})

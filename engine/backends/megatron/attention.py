@@ -6,7 +6,7 @@ rows only in the kernel that is called, and sequence parallelism may pad the end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.core import parallel_state
@@ -33,6 +33,8 @@ class Documents:
     max_seqlen: int
     dense: bool  # every row is one document
     chunks: tuple[context_parallel.Chunk, ...] = ()  # of this rank, under context parallelism
+    rows_t: Tensor | None = None  # int64, the row of each of this rank's tokens; negative for padding
+    experts: dict[int, Tensor] = field(default_factory=dict)  # by layer, int64 [t, k]: decisions that are given
     qkv_format: str = "rows"
 
     @property

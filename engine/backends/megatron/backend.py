@@ -16,7 +16,7 @@ from engine.backends.megatron import groups
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
-from engine.backends.megatron.state import Entry, entries, fill, replicas, slices
+from engine.backends.megatron.state import Entry, entries, fill, slices
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import Batch
@@ -37,7 +37,6 @@ class MegatronBackend:
         self._model: list[CausalLM] | list[DistributedDataParallel] = self._chunks
         self._optimizer: AdamW | None = None
         self._entries = entries(self._chunks, weight_map)
-        self._replica = replicas().rank()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
@@ -135,7 +134,7 @@ class MegatronBackend:
 
     def _held(self, kind: str, entry: Entry) -> tuple[Tensor, int] | None:
         """The elements that this rank answers for, flat, and where they start in the parameter."""
-        whole = entry.owner == self._replica
+        whole = entry.owner == entry.group.rank()
         if kind == "grad":
             return (entry.parameter.main_grad.view(-1), 0) if whole else None
         if self._optimizer is None:

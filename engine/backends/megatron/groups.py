@@ -22,6 +22,8 @@ def start(run: Run) -> None:
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp if hasattr(run.model, "num_experts") else layout.tp,
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(run.seed)
@@ -30,8 +32,8 @@ def start(run: Run) -> None:
 def check(run: Run, world: int) -> None:
     """What the controller has checked too; a backend may also be built without it."""
     layout = run.parallelism
-    if layout.ep > 1:
-        raise UserError(f"parallelism.ep={layout.ep}: the megatron backend has no ep yet; set it to 1")
+    if world // layout.pp % (layout.ep * layout.etp):
+        raise UserError(f"ep={layout.ep} x etp={layout.etp} does not divide the {world // layout.pp} ranks of a stage")
     if world % (layout.tp * layout.cp * layout.pp):
         raise UserError(f"tp={layout.tp} x cp={layout.cp} x pp={layout.pp} does not divide {world} ranks")
     if layout.vpp > 1 and layout.pp == 1:

@@ -45,22 +45,33 @@ def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = 
         batch = batch.to(device)
     padding = (0, total - rows * length)
     tokens = pad(batch.tokens_BS.reshape(-1), padding)
+    of_row = pad(sample_rows(batch).repeat_interleave(length).to(tokens.device), padding, value=-1)
+    experts = {layer: pad(x.flatten(0, 1), (0, 0, *padding), value=-1) for layer, x in batch.experts.items()}
     labels = pad(batch.labels_BS.reshape(-1), padding, value=IGNORE)
     positions = pad(batch.positions_BS.reshape(-1), padding)
     if cp > 1:  # before the copy to the device: it is of this rank's share
         rank = parallel_state.get_context_parallel_rank()
-        tokens, labels, positions = (share(x, cp, rank) for x in (tokens, labels, positions))
+        tokens, labels, positions, of_row = (share(x, cp, rank) for x in (tokens, labels, positions, of_row))
+        experts = {layer: share(x, cp, rank).to(device) for layer, x in experts.items()}
         parts = chunks(pad(batch.cu_seqlens, (0, 1), value=total), cp, rank, device)
         num_tokens = int((labels != IGNORE).sum())
-        tokens, labels, positions = (x.to(device, non_blocking=True) for x in (tokens, labels, positions))
+        tokens, labels, positions, of_row = (
+            x.to(device, non_blocking=True) for x in (tokens, labels, positions, of_row)
+        )
     return FlatBatch(
         tokens_1T=tokens.unsqueeze(0),
         labels_T1=labels.unsqueeze(1),
         positions_T=positions,
-        documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense, parts),
+        documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense, parts, of_row, experts),
         num_tokens=num_tokens,
         want_logits=want_logits,
     )
+
+
+def sample_rows(batch: Batch) -> Tensor:
+    """The number of each row within the batch, negative for rows that only fill it up."""
+    ids = batch.sample_ids or [-1] * batch.tokens_BS.shape[0]
+    return torch.tensor([row if sample >= 0 else -1 for row, sample in enumerate(ids)])
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,9 @@ class AdamW:
                     return Share(within.start, within.end, main, optimizer.optimizer.state[main])
             else:
                 sixteen_bit = isinstance(optimizer, Float16OptimizerWithFloat16Params)
-                main = parameter.main_param if sixteen_bit else parameter
-                return Share(0, parameter.numel(), main, optimizer.optimizer.state[main])
+                main = getattr(parameter, "main_param", parameter) if sixteen_bit else parameter
+                if main in optimizer.optimizer.state:  # experts may have an optimizer of their own
+                    return Share(0, parameter.numel(), main, optimizer.optimizer.state[main])
         return None
 
     def set_updates(self, updates: int) -> None:

@@ -15,7 +15,11 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 
 from engine.backends.megatron import groups
 from engine.backends.megatron.attention import CoreAttention
@@ -91,7 +95,11 @@ def layer_spec(provider: SpecProvider, attention: ModuleSpec, mlp: Any) -> Modul
     )
 
 
-def block_spec(config: TransformerConfig, provider: SpecProvider, layer: ModuleSpec) -> TransformerBlockSubmodules:
-    """This pipeline stage's layers, all alike, and the norm after the last one."""
-    count = get_num_layers_to_build(config, groups.virtual_stage())
-    return TransformerBlockSubmodules([layer] * count, provider.layer_norm())
+def block_spec(
+    config: TransformerConfig, provider: SpecProvider, layers: ModuleSpec | list[ModuleSpec]
+) -> TransformerBlockSubmodules:
+    """This pipeline stage's layers, all alike or picked from a list of all, and the norm after the last one."""
+    stage = groups.virtual_stage()
+    count, first = get_num_layers_to_build(config, stage), get_transformer_layer_offset(config, stage)
+    own = layers[first : first + count] if isinstance(layers, list) else [layers] * count
+    return TransformerBlockSubmodules(own, provider.layer_norm())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,39 +26,72 @@ class Entry:
     parameter: torch.nn.Parameter
     blocks: tuple[Block, ...]
     copies: bool  # another pipeline stage or tensor-parallel rank answers for it
-    owner: int  # the rank in `replicas()` that answers for it where all of them hold it whole
+    owner: int  # the rank in `group` that answers for it where all of them hold it whole
+    group: Any  # the ranks that hold the same share of it
 
 
-def replicas() -> Any:
-    """The group of ranks that hold the same parameters: data- and context-parallel ones."""
-    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+def replicas(parameter: Tensor) -> Any:
+    """The group of ranks that hold the same share of a parameter."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_expert_data_parallel_group()
 
 
 def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
     """Every parameter of this rank, in the model's order. `chunks` are the virtual stages, or the only one."""
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    tp_size = parallel_state.get_tensor_model_parallel_world_size()
-    load = [0] * replicas().size()
+    tp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    load: dict[Any, list[int]] = {}
     found = []
-    held = [(chunk, *named) for chunk in chunks for named in chunk.named_parameters()]
-    for model, local, parameter in held:
+    for model, local, parameter in ((chunk, *named) for chunk in chunks for named in chunk.named_parameters()):
         name = global_name(model, local)
-        blocks = tuple(weight_map.blocks(name, tuple(parameter.shape), tp_rank, tp_size))
+        blocks = tuple(parameter_blocks(weight_map, name, parameter, tp))
         replicated = not getattr(parameter, "tensor_model_parallel", False)
         tied_copy = getattr(parameter, "shared", False)
-        owner = load.index(min(load))
-        load[owner] += parameter.numel()
-        found.append(Entry(name, parameter, blocks, tied_copy or (replicated and tp_rank > 0), owner))
+        group = replicas(parameter)
+        sizes = load.setdefault(group, [0] * group.size())
+        owner = sizes.index(min(sizes))
+        sizes[owner] += parameter.numel()
+        found.append(Entry(name, parameter, blocks, tied_copy or (replicated and tp[0] > 0), owner, group))
     return found
 
 
+def parameter_blocks(weight_map: WeightMap, name: str, parameter: Tensor, tp: tuple[int, int]) -> Iterator[Block]:
+    """The blocks of a parameter on this rank, that of an expert or of all its experts one after another."""
+    shape = tuple(parameter.shape)
+    if ".experts." not in name:
+        yield from weight_map.blocks(name, shape, *tp)
+        return
+    tp = parallel_state.get_expert_tensor_parallel_rank(), parallel_state.get_expert_tensor_parallel_world_size()
+    count = getattr(parameter, "local_experts", None)
+    if count is None:
+        yield from weight_map.blocks(name, shape, *tp)
+        return
+    prefix, _, weight = name.rpartition(".")
+    rows, first = shape[0] // count, count * parallel_state.get_expert_model_parallel_rank()
+    for local in range(count):
+        single = f"{prefix}.local_experts.{first + local}.{GROUPED[weight]}"
+        for block in weight_map.blocks(single, (rows, *shape[1:]), *tp):
+            place, *rest = block.local_offset
+            yield replace(block, local_offset=(local * rows + place, *rest))
+
+
+GROUPED = {"weight1": "linear_fc1.weight", "weight2": "linear_fc2.weight"}
+
+
 def global_name(model: CausalLM, local: str) -> str:
-    """A parameter's name with the layer counted over all pipeline stages."""
+    """A parameter's name with layers and experts counted over all ranks."""
 
     def count(match: re.Match[str]) -> str:
         return f"decoder.layers.{model.decoder.layers[int(match[1])].layer_number - 1}."
 
-    return re.sub(r"^decoder\.layers\.(\d+)\.", count, local)
+    def expert(match: re.Match[str]) -> str:
+        config = model.config
+        first = parallel_state.get_expert_model_parallel_rank() * (
+            config.num_moe_experts // config.expert_model_parallel_size
+        )
+        return f".local_experts.{first + int(match[1])}."
+
+    return re.sub(r"\.local_experts\.(\d+)\.", expert, re.sub(r"^decoder\.layers\.(\d+)\.", count, local))
 
 
 @dataclass(frozen=True)

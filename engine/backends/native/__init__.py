@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import torch
@@ -12,7 +11,9 @@ from engine.backends.native import attention
 from engine.backends.native.backend import NativeBackend
 from engine.backends.native.loss import loss_sum
 from engine.backends.native.model import fill_buffers, layers, meta_model, recompute
+from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
+from engine.checkpoint.weight_map import WeightMap
 from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.optim.adamw import AdamW
@@ -34,9 +35,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
 
     attention.register(hardware.attention())
     model = meta_model(family, run.model)
-    published = load_dotted(family.weights)(run.model).published
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if shapes != published:
+    weight_map: WeightMap = load_dotted(family.weights)(run.model)
+    if not covers(model.named_parameters(), weight_map):
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
     fill_buffers(model, device)
     recompute(model, run.parallelism.recompute)
@@ -55,7 +55,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         optimizer,
         device,
         (rank, ranks),
-        parameters_total=sum(math.prod(shape) for shape in published.values()),
+        weight_map=weight_map,
         clip_grad=run.optim.clip_grad,
         autocast=bf16 and not isinstance(strategy, FullySharded),
         loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,

@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
 from engine.backends.native.attention import inputs
 from engine.backends.native.failures import gather_bad_samples
-from engine.backends.native.shards import Shard
+from engine.backends.native.shards import Shard, pieces
 from engine.backends.native.strategies import Strategy, local_grads
+from engine.checkpoint.weight_map import WeightMap
 from engine.data.batch import IGNORE, Batch
 from engine.optim.adamw import MOMENTS, AdamW
 from engine.optim.clip import clip_, squared_norm
@@ -32,14 +33,15 @@ class NativeBackend:
         optimizer: Optional[AdamW],
         device: torch.device,
         ranks: tuple[int, int],
-        parameters_total: int,
+        weight_map: WeightMap,
         clip_grad: float,
         autocast: bool,
         loss_sum: LossSum,
     ) -> None:
         """`ranks` is (rank, world size)."""
         self.dp_rank, self.dp_size = ranks
-        self.parameters_total = parameters_total
+        self._map = weight_map
+        self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
         self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
         self._shards = [shard for shard in strategy.shards if shard.local.numel()]
@@ -157,15 +159,17 @@ class NativeBackend:
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         for shard in self._owned:
             for kind in kinds:
-                yield Slice(kind, shard.name, shard.shape, shard.offset, self._tensor(kind, shard))
+                for piece in pieces(shard, self._tensor(kind, shard), self._map):
+                    yield Slice(kind, piece.name, piece.shape, piece.offset, piece.view)
 
     @torch.no_grad()
     def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
         for shard in self._shards:
             for kind in kinds:
                 if kind == "param" or shard.updated:
-                    extent = tuple(shard.local.shape)
-                    self._tensor(kind, shard).copy_(source.read(kind, shard.name, shard.shape, shard.offset, extent))
+                    for piece in pieces(shard, self._tensor(kind, shard), self._map):
+                        extent = tuple(piece.view.shape)
+                        piece.view.copy_(source.read(kind, piece.name, piece.shape, piece.offset, extent))
 
     def _tensor(self, kind: str, shard: Shard) -> Tensor:
         if kind == "param":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from engine.checkpoint.weight_map import WeightMap
+
 
 @dataclass(eq=False)
 class Shard:
-    """This rank's part of one published tensor: published[offset : offset + local.shape].
+    """This rank's part of one of the reference's parameters: parameter[offset : offset + local.shape].
 
     `local` shares its memory with `parameter`. Over all ranks, every element is in exactly one `owned` shard.
     `updated` shards are those that this rank's optimizer changes.
@@ -31,6 +34,41 @@ class Shard:
         """The gradient of `local`, in its shape."""
         grad = self.parameter.grad
         return grad.to_local() if isinstance(grad, DTensor) else grad
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rectangle of a published tensor and the view of a local one that holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    view: Tensor
+
+
+def pieces(shard: Shard, tensor: Tensor, weight_map: WeightMap) -> Iterator[Piece]:
+    """What `tensor`, which is laid out like the shard's part, holds of published tensors."""
+    first = shard.offset[0] if shard.offset else 0
+    if shard.name not in weight_map.published:
+        first *= math.prod(shard.shape[1:-1])
+        tensor = tensor.view(-1, shard.shape[-1])
+    for block in weight_map.native_blocks(shard.name, tuple(tensor.shape), first):
+        inside = tuple(slice(a, a + n) for a, n in zip(block.local_offset, block.extent, strict=True))
+        yield Piece(block.name, block.shape, block.offset, tensor[inside])
+
+
+def covers(parameters: Iterable[tuple[str, Tensor]], weight_map: WeightMap) -> bool:
+    """Whether the reference's parameters are the published tensors, each element once."""
+    held: dict[str, int] = dict.fromkeys(weight_map.published, 0)
+    for name, parameter in parameters:
+        try:
+            shape = weight_map.native_shape(name)
+        except KeyError:
+            return False
+        fits = tuple(parameter.shape) == shape if name in held else parameter.numel() == math.prod(shape)
+        for block in weight_map.native_blocks(name, shape, 0) if fits else ():
+            held[block.name] += math.prod(block.extent)
+    return held == {name: math.prod(shape) for name, shape in weight_map.published.items()}
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:

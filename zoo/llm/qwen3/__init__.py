@@ -1,6 +1,6 @@
-"""Qwen3: dense decoder-only language models with grouped-query attention and query-key norms."""
+"""Qwen3: decoder-only language models with grouped-query attention and query-key norms, dense or with experts."""
 
-from engine.family import Family
+from engine.family import Family, Variant
 
 FAMILY = Family(
     name="qwen3",
@@ -9,8 +9,16 @@ FAMILY = Family(
     config="zoo.qwen3.config:Qwen3Config",
     reference="transformers:Qwen3ForCausalLM",
     reference_config="transformers:Qwen3Config",
+    variants=(
+        Variant(
+            model_type="qwen3_moe",
+            config="zoo.qwen3.config:Qwen3MoeConfig",
+            reference="transformers:Qwen3MoeForCausalLM",
+            reference_config="transformers:Qwen3MoeConfig",
+        ),
+    ),
     weights="zoo.qwen3.weights:weight_map",
     megatron="zoo.qwen3.model:build",
     check="zoo.qwen3.check:check",
-    tasks=("pretrain",),
+    tasks=("pretrain", "midtrain", "sft", "lora"),
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.checkpoint.weight_map import Rows, Rule, Shape, WeightMap
-from zoo.qwen3.config import Qwen3Config
+from zoo.qwen3.config import Qwen3MoeConfig, SharedKeys, has_experts
 
 LAYER = "model.layers.{i}."
+EXPERT = LAYER + "mlp.experts.{e}."
 DECODER = "decoder.layers.{i}."
 
 
-def published(config: Qwen3Config) -> dict[str, Shape]:
+def published(config: SharedKeys) -> dict[str, Shape]:
     """Names and shapes that a published checkpoint stores. A tied head is not stored."""
     hidden, ffn, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
@@ -22,31 +25,47 @@ def published(config: Qwen3Config) -> dict[str, Shape]:
         "self_attn.k_norm.weight": (head,),
         "self_attn.o_proj.weight": (hidden, queries),
         "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
     }
+    dense = _mlp("mlp.", hidden, ffn)
     if config.attention_bias:
         layer |= {
             f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))
         }
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for i in range(config.num_hidden_layers):
-        tensors |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+        mlp = _experts(config) if isinstance(config, Qwen3MoeConfig) and has_experts(config, i) else dense
+        tensors |= {f"model.layers.{i}.{name}": shape for name, shape in (layer | mlp).items()}
     tensors["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (config.vocab_size, hidden)
     return tensors
 
 
-def weight_map(config: Qwen3Config) -> WeightMap:
+def _mlp(prefix: str, hidden: int, ffn: int) -> dict[str, Shape]:
+    return {
+        f"{prefix}gate_proj.weight": (ffn, hidden),
+        f"{prefix}up_proj.weight": (ffn, hidden),
+        f"{prefix}down_proj.weight": (hidden, ffn),
+    }
+
+
+def _experts(config: Qwen3MoeConfig) -> dict[str, Shape]:
+    tensors: dict[str, Shape] = {"mlp.gate.weight": (config.num_experts, config.hidden_size)}
+    for e in range(config.num_experts):
+        tensors |= _mlp(f"mlp.experts.{e}.", config.hidden_size, config.moe_intermediate_size)
+    return tensors
+
+
+def weight_map(config: SharedKeys) -> WeightMap:
     """The weight map of one configuration."""
     tensors = published(config)
     head, groups = config.head_dim, config.num_key_value_heads
     queries = config.num_attention_heads // groups * head  # query rows for each group
 
+    layers = [str(i) for i in range(config.num_hidden_layers)]
+
     def whole(name: str) -> list[Rows]:
-        return [(name, 0, tensors[name.replace("{i}", "0")][0])]
+        return [(name, 0, next(shape[0] for i in layers if (shape := tensors.get(name.replace("{i}", i)))))]
 
     def qkv(suffix: str) -> list[Rows]:
         # Megatron keeps each group's queries, key and value together.
@@ -61,9 +80,12 @@ def weight_map(config: Qwen3Config) -> WeightMap:
             )
         ]
 
-    def gate_up(tp: int) -> list[Rows]:
-        share = config.intermediate_size // tp
-        return [(f"{LAYER}mlp.{p}_proj.weight", rank * share, share) for rank in range(tp) for p in ("gate", "up")]
+    def gate_up(prefix: str, width: int) -> Callable[[int], list[Rows]]:
+        def rows(tp: int) -> list[Rows]:
+            share = width // tp
+            return [(f"{prefix}{p}_proj.weight", rank * share, share) for rank in range(tp) for p in ("gate", "up")]
+
+        return rows
 
     rules = [
         Rule("embedding.word_embeddings.weight", lambda tp: whole("model.embed_tokens.weight"), "rows"),
@@ -77,10 +99,27 @@ def weight_map(config: Qwen3Config) -> WeightMap:
             "columns",
         ),
         Rule(DECODER + "pre_mlp_layernorm.weight", lambda tp: whole(LAYER + "post_attention_layernorm.weight")),
-        Rule(DECODER + "mlp.linear_fc1.weight", gate_up, "rows"),
+        Rule(DECODER + "mlp.linear_fc1.weight", gate_up(LAYER + "mlp.", config.intermediate_size), "rows"),
         Rule(DECODER + "mlp.linear_fc2.weight", lambda tp: whole(LAYER + "mlp.down_proj.weight"), "columns"),
         Rule("decoder.final_layernorm.weight", lambda tp: whole("model.norm.weight")),
     ]
+    native: list[Rule] = []
+    if isinstance(config, Qwen3MoeConfig):
+        width, hidden, experts = config.moe_intermediate_size, config.hidden_size, range(config.num_experts)
+        local = DECODER + "mlp.experts.local_experts.{e}."
+        rules += [
+            Rule(DECODER + "mlp.router.weight", lambda tp: whole(LAYER + "mlp.gate.weight")),
+            Rule(local + "linear_fc1.weight", gate_up(EXPERT, width), "rows"),
+            Rule(local + "linear_fc2.weight", lambda tp: [(EXPERT + "down_proj.weight", 0, hidden)], "columns"),
+        ]
+        # The reference holds a layer's experts in two tensors [experts, rows, columns].
+        fused = [EXPERT.replace("{e}", str(e)) for e in experts]
+        native = [
+            Rule(
+                LAYER + "mlp.experts.gate_up_proj", lambda tp: [run for one in fused for run in gate_up(one, width)(1)]
+            ),
+            Rule(LAYER + "mlp.experts.down_proj", lambda tp: [(one + "down_proj.weight", 0, hidden) for one in fused]),
+        ]
     if config.attention_bias:
         rules += [
             Rule(DECODER + "self_attention.linear_qkv.bias", lambda tp: qkv("bias"), "rows"),
@@ -94,5 +133,6 @@ def weight_map(config: Qwen3Config) -> WeightMap:
         published=tensors,
         rules=tuple(rules),
         num_layers=config.num_hidden_layers,
+        native=tuple(native),
         aliases={"lm_head.weight": "model.embed_tokens.weight"} if tied else {},
     )

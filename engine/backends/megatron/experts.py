@@ -1,0 +1,112 @@
+"""Mixtures of experts in megatron-core's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from engine.backends.megatron.grouped import GroupedExperts
+from engine.backends.megatron.router import Objective, Router
+from engine.backends.megatron.spec import SpecProvider, layer_spec
+from engine.moe.balance import Coefficients
+from engine.schema import Run
+from hardware.base import Hardware
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A family's experts."""
+
+    experts: int
+    topk: int  # experts of each token
+    ffn_hidden_size: int  # of one expert
+    layers: tuple[bool, ...]  # which layers of the model have experts
+    score_function: str = "softmax"  # softmax | sigmoid
+    normalised: bool = True  # the weights of a token's experts sum to 1
+    scaling_factor: float | None = None  # on the weights
+    groups: int | None = None  # experts are chosen from the best groups only ...
+    group_topk: int | None = None  # ... of which there are so many
+    bias: bool = False  # a correction bias on the choice, not on the weights
+    shared_ffn_hidden_size: int | None = None  # of the expert that all tokens go through
+    shared_gate: bool = False
+
+
+def mixture_config(run: Run, hardware: Hardware, mixture: Mixture) -> dict[str, Any]:
+    """What TransformerConfig needs to know, under its own names. megatron-core's own losses stay off."""
+    layout, moe = run.parallelism, run.moe
+    return {
+        "num_moe_experts": mixture.experts,
+        "moe_router_topk": mixture.topk,
+        "moe_ffn_hidden_size": mixture.ffn_hidden_size,
+        "moe_layer_freq": [int(has) for has in mixture.layers],
+        "moe_router_score_function": mixture.score_function,
+        "moe_router_pre_softmax": mixture.score_function == "softmax" and not mixture.normalised,
+        "moe_router_topk_scaling_factor": mixture.scaling_factor,
+        "moe_router_num_groups": mixture.groups,
+        "moe_router_group_topk": mixture.group_topk,
+        "moe_router_enable_expert_bias": mixture.bias,
+        "moe_router_bias_update_rate": moe.bias_update_rate,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_token_dispatcher_type": moe.dispatcher,
+        "moe_expert_capacity_factor": moe.capacity_factor,
+        "moe_token_drop_policy": moe.drop,
+        "moe_grouped_gemm": grouped(run, hardware),
+        "moe_shared_expert_intermediate_size": mixture.shared_ffn_hidden_size,
+        "moe_shared_expert_gate": mixture.shared_gate,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+    }
+
+
+def grouped(run: Run, hardware: Hardware) -> bool:
+    """Whether one matrix product serves all experts of a rank."""
+    return hardware.grouped_matmul() is not None if run.moe.grouped is None else run.moe.grouped
+
+
+def mixture_layers(
+    run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, attention: ModuleSpec, mlp: Any
+) -> list[ModuleSpec]:
+    """A specification for each layer of the model: with experts, or with the dense `mlp`."""
+    losses = Coefficients(published_aux_loss(run), run.moe.sequence_aux_loss, run.moe.z_loss)
+    objective = Objective(losses, sum(mixture.layers))
+    dense = layer_spec(provider, attention, mlp)
+    routed = layer_spec(provider, attention, mixture_spec(run, hardware, provider, mixture, objective))
+    routed.module = MoETransformerLayer
+    return [routed if has else dense for has in mixture.layers]
+
+
+def published_aux_loss(run: Run) -> float:
+    """The coefficient of the balancing loss: the run's own, else the published one."""
+    own = run.moe.aux_loss
+    return float(getattr(run.model, "router_aux_loss_coef", 0.0)) if own is None else own
+
+
+def mixture_spec(run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, objective: Objective) -> Any:
+    """The layer of experts that stands in an MLP's place."""
+    parts: MoESubmodules = get_moe_module_spec_for_backend(provider, mixture.experts).keywords["submodules"]
+    if grouped(run, hardware):
+        parts.experts = partial(GroupedExperts, matmul=hardware.grouped_matmul())
+    parts.router = partial(Router, objective=objective)
+    return partial(MoELayer, submodules=parts)
+
+
+class MoETransformerLayer(TransformerLayer):
+    """Tells its router, whenever it runs, which tokens it is about to see: again when activations are recomputed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.mlp.router.documents = kwargs.get("packed_seq_params")
+        return super().forward(*args, **kwargs)
+
+
+def routers(chunks: Sequence[Any]) -> list[Router]:
+    """The routers of a rank's stages."""
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, Router)]
