@@ -15,22 +15,24 @@ import torch.distributed as dist
 from engine.backends.base import Backend
 from engine.comm import Comm
 from engine.family import Family, load_family
+from engine.faults.board import Page
+from engine.faults.stacks import rank_log, show_stacks_in
 from engine.schema import Run
 from hardware.base import Hardware
-
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 class Context:
     """One rank of one run."""
 
-    def __init__(self, run: Run, run_dir: Path, hardware: Hardware) -> None:
+    def __init__(self, run: Run, run_dir: Path, hardware: Hardware, page: Page | None = None) -> None:
         self.run = run
         self.run_dir = run_dir
         self.hardware = hardware
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.page = page or Page.private(self.rank)  # where the launcher sees how far this rank is
+        self.began = False  # whether anything of the run folder may have changed
         self.result: dict[str, Any] = {}
         self.after_result: list[Callable[[Path], object]] = []  # called by rank 0 once result.json is written
         self.comm = Comm()
@@ -38,12 +40,18 @@ class Context:
 
     @property
     def family(self) -> Family:
-        return load_family(self.run.family)
+        return load_family(self.run.family).of(self.run.model.model_type)
 
     def log(self, text: str) -> None:
         """A line for the user, from rank 0."""
         if self.rank == 0:
             print(text, flush=True)
+
+    def begin(self) -> None:
+        """From here on the run folder changes, and the launcher expects progress."""
+        self.began = True
+        if self.page.watched:
+            show_stacks_in(rank_log(self.run_dir, self.rank))
 
     def start_distributed(self) -> None:
         """Bring the process group up; a world of one has one too, since backends ask it."""
@@ -55,7 +63,8 @@ class Context:
                 rank=self.rank,
                 world_size=self.world,
                 store=store,
-                timeout=COLLECTIVE_TIMEOUT,
+                # The watchdog speaks first, since it can say who was waited for.
+                timeout=datetime.timedelta(seconds=2 * self.run.faults.timeout_s + 60),
             )
         self.comm = Comm(self.hardware.device(self.local_rank))
 

@@ -13,5 +13,17 @@ class UserError(Exception):
     """
 
 
+class OtherRank(UserError):
+    """Another rank made the mistake and says so; this one only cannot go on without it."""
+
+
 class Interrupted(Exception):
     """The job saved and stopped because a signal asked it to; exit 75, and `checkpoint.resume` goes on."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the controller to end before, or after, its workers run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.backends.base import TRAINED, Backend, StepResult
+from engine.backends.base import TRAINED, Backend, Slice, StepResult
 from engine.checkpoint.hf import export_run
 from engine.checkpoint.manager import CheckpointManager
 from engine.context import Context
@@ -47,6 +48,7 @@ class Loop:
     def run(self) -> None:
         """Train to `schedule.steps`, save, export; raises Interrupted when a signal ended it early."""
         previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.context.begin()
         steps, job, settings = self.run_config.schedule.steps, self.run_config.job, self.run_config.checkpoint
         progress = Progress(self.run_config, self.context.hardware, self.first_step, self.context.rank == 0)
         try:
@@ -60,9 +62,10 @@ class Loop:
                         self._validate(progress)
                     if self.context.comm.any(self._stop_signal is not None):
                         self._save()
-                        raise Interrupted(f"stopped by a signal after step {self.step}; saved {self.saved}")
+                        raise Interrupted(f"stopped after step {self.step}, which is saved in {self.saved}")
                     if self.step == steps or (settings.save_interval and self.step % settings.save_interval == 0):
                         self._save()
+            self.context.page.rest()  # only rank 0 has something to do, and it may take its time
             self._finish()  # a signal that comes now finds all steps saved: the rest takes seconds and is done
         finally:
             for number, handler in previous.items():
@@ -73,9 +76,11 @@ class Loop:
 
     def _one_step(self) -> dict[str, Any]:
         """One optimizer step; its row of metrics."""
-        begin = time.perf_counter()
+        begin, step = time.perf_counter(), self.step + 1
+        self.context.page.beat(f"step {step}, waiting for data")
         batches = self.data.train.next_step()
         ready = time.perf_counter()
+        self.context.page.beat(f"step {step}, forward and backward")
         lr = learning_rate(self.step, self.run_config.optim.lr, self.run_config.schedule)
         torch.manual_seed(self.run_config.seed + self.step)
         result = self.backend.train_step(batches, lr)
@@ -104,9 +109,8 @@ class Loop:
         rows = self.run_config.data.global_batch_size
         whole_batch = f"{(self.step - 1) * rows} to {self.step * rows - 1}, the whole batch"
         samples = ", ".join(map(str, result.bad_samples)) or whole_batch
-        keep = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
         raise UserError(
-            f"the {what} is {value} at {where} (samples {samples}); no weight was updated and {keep}; "
+            f"the {what} is {value} at {where} (samples {samples}); no weight was updated and {self._kept()}; "
             "a lower optim.lr, a smaller optim.clip_grad or other data would be the first things to try"
         )
 
@@ -116,6 +120,7 @@ class Loop:
         if held_out is None:
             return
         rows = self.run_config.job.eval_rows
+        self.context.page.beat(f"step {self.step}, validation")
         loss_sum, tokens = self.backend.evaluate(held_out.batches(rows))
         row = {"step": self.step, "val_loss": loss_sum / max(1, tokens), "val_tokens": tokens}
         label_bytes = held_out.label_bytes(rows)
@@ -125,10 +130,19 @@ class Loop:
         progress.validation(row)
         if self.metrics is not None:
             self.metrics.write(row)
+        if not math.isfinite(loss_sum):
+            raise UserError(
+                f"the validation loss is {loss_sum} after step {self.step} (held-out rows); {self._kept()} and the "
+                "weights of this step are not saved; a lower optim.lr or other data would be the first things to try"
+            )
+
+    def _kept(self) -> str:
+        return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
     def _save(self) -> None:
         """A checkpoint of this step; every rank takes part."""
         # A validation of earlier weights says nothing of these.
+        self.context.page.beat(f"step {self.step}, saving a checkpoint")
         val_loss = self.last_val.get("val_loss") if self.last_val.get("step") == self.step else None
         if val_loss is not None:
             self.best_val_loss = min(val_loss, self.best_val_loss or math.inf)
@@ -140,7 +154,13 @@ class Loop:
             "val_loss": val_loss,
             "data": self.data.train.state(self.step),
         }
-        self.saved = self.manager.save(self.step, self.backend.state(TRAINED), state)
+        self.saved = self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
+
+    def _marked(self, slices: Iterator[Slice]) -> Iterator[Slice]:
+        """The slices; each that is taken counts as progress."""
+        for part in slices:
+            self.context.page.beat(f"step {self.step}, saving a checkpoint")
+            yield part
 
     def _finish(self) -> None:
         """Export the model, let it speak."""

@@ -2,7 +2,8 @@
 
     python -m engine.worker RUN_DIR/config.yaml
 
-Exit status: 0 done, 2 a user's mistake (one line on stderr), 75 interrupted after saving, anything else a bug.
+Exit status: 0 done, 2 a user's mistake (one line on stderr), 75 interrupted after saving, anything else a bug. Under a
+launcher of Zooforge a rank tells it why it ends, and the launcher, which sees all ranks, says which was the cause.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Interrupted, UserError
+from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Interrupted, OtherRank, UserError
 from engine.family import load_dotted
+from engine.faults.board import Page
+from engine.faults.stacks import rank_log
 from engine.freeze import load_run
+from engine.outlet import lasting_output
 from engine.schema import Run
 from hardware.base import Hardware, HardwareError
+
+if TYPE_CHECKING:
+    from engine.context import Context
 
 # By dotted name, so that the engine imports no job of the shelves above it.
 JOBS = {
@@ -30,6 +37,9 @@ JOBS = {
     "prepare": "engine.jobs.prepare:run",
     "sample": "engine.jobs.sample:run",
 }
+
+# What gloo, NCCL and the store of torch.distributed say when the other side has gone.
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Timed out waiting")
 
 
 def out_of_memory_message(run: Run, hardware: Hardware, error: BaseException) -> str:
@@ -60,28 +70,25 @@ def run_job(config: Path) -> int:
     run = load_run(config)
     started = time.time()
     hardware = registry.get(run.hardware.name)
-    hardware.bootstrap()
+    page = Page.open(int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")))
     from engine.context import Context
 
-    context = Context(run, config.parent, hardware)
+    context: Context | None = None
     status, code, message = "done", 0, None
     try:
+        hardware.bootstrap()
+        context = Context(run, config.parent, hardware, page)
         load_dotted(JOBS[run.job.name])(context)
         context.close()
     except Interrupted as stop:
         status, code, message = "interrupted", EXIT_INTERRUPTED, str(stop)
+        page.tell(code, message)
         context.close()
-    except (UserError, HardwareError) as error:
-        status, code, message = "failed", EXIT_USER, str(error)
     except Exception as error:
-        status, code, message = "failed", 1, f"{type(error).__name__}: {error}"
-        if hardware.is_out_of_memory(error):
-            code, message = EXIT_USER, out_of_memory_message(run, hardware, error)
-        else:
-            traceback.print_exc()
-    if code == EXIT_USER:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    if context.rank == 0:
+        status = "failed"
+        code, message = _explained(error, run, hardware)
+        _report(page, code, message, config.parent, consequence=_lost_a_peer(error))
+    if context is not None and context.rank == 0 and not _refused(code, context):
         summary = {"status": status, "job": run.job.name, "family": run.family, "seconds": time.time() - started}
         write_result(config.parent, summary | ({"message": message} if message else {}) | context.result)
         for action in context.after_result:
@@ -89,9 +96,43 @@ def run_job(config: Path) -> int:
     return code
 
 
+def _explained(error: Exception, run: Run, hardware: Hardware) -> tuple[int, str]:
+    """The exit status that an error means, and one line for the user."""
+    if isinstance(error, (UserError, HardwareError)):
+        return EXIT_USER, str(error)
+    if hardware.is_out_of_memory(error):
+        return EXIT_USER, out_of_memory_message(run, hardware, error)
+    return 1, f"{type(error).__name__}: {error}"
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether this is only what a rank sees when another has ended."""
+    text = str(error)
+    return isinstance(error, OtherRank) or (isinstance(error, RuntimeError) and any(part in text for part in LOST))
+
+
+def _report(page: Page, code: int, message: str, run_dir: Path, consequence: bool) -> None:
+    """Tell the launcher how this rank fails, or the user where there is none. Called in the handler of the error."""
+    text = traceback.format_exc() if code != EXIT_USER else f"error: {message}\n"
+    if not page.watched:
+        print(text, end="", file=sys.stderr, flush=True)
+        return
+    page.tell(code, message, text, consequence)
+    if code != EXIT_USER:
+        # Most often this rank only lost one that failed: what it saw belongs into its log, not on the terminal.
+        with rank_log(run_dir, page.rank).open("a") as log:
+            log.write(text)
+
+
+def _refused(code: int, context: Context) -> bool:
+    """Whether a run that was there before was not even taken up: its result and report stay as they are."""
+    return code not in (0, EXIT_INTERRUPTED) and not context.began and (context.run_dir / "result.json").exists()
+
+
 def main() -> None:
     """Entry point of `python -m engine.worker`."""
     warnings.filterwarnings("ignore")
+    lasting_output()
     code = run_job(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -19,7 +19,6 @@ from engine.data.cache import cached
 from engine.data.corpus import Corpus
 from engine.data.documents import OnlineDocuments
 from engine.data.files import digest
-from engine.data.packing import Cursor, epoch_order
 from engine.data.sources import BadSamples
 from engine.data.tokenizer import Tokenizer, all_cores
 from engine.errors import UserError
@@ -51,17 +50,6 @@ class TokenCache:
         for document in ids:
             start, end = self.bounds[document : document + 2].tolist()
             yield self.tokens[start:end]
-
-    def seek(self, ids: np.ndarray, seed: int, token: int) -> Cursor:
-        """The place of a token in the endless stream of the documents `ids` (see `engine.data.packing`)."""
-        lengths = self.bounds[ids + 1] - self.bounds[ids]
-        total = int(lengths.sum())
-        if total == 0:
-            return Cursor()
-        epoch, rest = divmod(token, total)
-        ends = epoch_order(lengths, seed, epoch).cumsum()
-        position = int(ends.searchsorted(rest, side="right"))
-        return Cursor(epoch, position, rest - int(ends[position - 1]) if position else rest)
 
 
 def token_cache(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from engine.context import Context
 from engine.data.corpus import open_corpus
 from engine.data.resources import cache_dir, corpus_tokenizer
 from engine.data.sources import BadSamples
@@ -14,7 +14,7 @@ from engine.data.token_cache import Progress, token_cache
 PROGRESS_SECONDS = 10.0
 
 
-def run(ctx: Any) -> None:
+def run(ctx: Context) -> None:
     """Make the cache or say that it is there. One rank works; the others have nothing to do."""
     if ctx.rank:
         return
@@ -23,8 +23,7 @@ def run(ctx: Any) -> None:
     bad = BadSamples(data.max_bad_samples, ctx.log)
     corpus = open_corpus(data, cache)
     tokenizer = corpus_tokenizer(ctx.run, corpus, bad, ctx.log)
-    progress = getattr(ctx, "progress", None) or _lines(ctx.log)
-    made, cached = token_cache(corpus, tokenizer, cache, bad, progress)
+    made, cached = token_cache(corpus, tokenizer, cache, bad, _lines(ctx.log))
     seconds, tokens, text = time.monotonic() - started, made.meta["tokens"], made.meta["text_bytes"]
     held_out = int(corpus.held_out.sum())
     ctx.log(

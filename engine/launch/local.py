@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import engine
+from engine.faults.board import Board
 from engine.launch.supervise import Worker, die_with_parent, supervise
+from engine.launch.verdict import settle
+from engine.launch.watchdog import Watchdog
 from engine.rundir import RunFolder
 from engine.schema import Run
 from hardware.base import Hardware
@@ -20,23 +23,35 @@ def launch(run: Run, folder: RunFolder, hardware: Hardware) -> int:
     world = run.launcher.nproc_per_node or 1
     port = run.launcher.master_port or free_port()
     workers: list[Worker] = []
+    board = Board(world)
     command = [sys.executable, "-m", "engine.worker", str(folder.config)]
     for rank in range(world):
-        environment = worker_environment(hardware, rank, world) | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_ADDR": run.launcher.master_addr,
-            "MASTER_PORT": str(port),
-        }
+        environment = (
+            worker_environment(hardware, rank, world)
+            | board.environment()
+            | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": run.launcher.master_addr,
+                "MASTER_PORT": str(port),
+            }
+        )
         log = folder.logs(rank) if rank else None
         workers.append(Worker(f"rank {rank}", start(command, environment, folder.lock, log), log))
-    return supervise(workers)
+    verdict = supervise(workers, board, Watchdog(board, run.faults.timeout_s, folder.path / "logs"))
+    board.close()
+    return settle(verdict, run, folder)
 
 
-def start(command: list[str], environment: dict[str, str], lock: int, log: Path | None) -> subprocess.Popen[bytes]:
-    """A process that holds the run's lock and ends with this one. Without a log it has the terminal."""
+def start(
+    command: list[str], environment: dict[str, str], lock: int, log: Path | None, terminal: bool = False
+) -> subprocess.Popen[bytes]:
+    """A process that holds the run's lock and ends with this one. Without a log it has the terminal.
+
+    With a log and `terminal` only its errors go to the log.
+    """
     output = log.open("ab") if log else None
     try:
         return subprocess.Popen(
@@ -44,7 +59,7 @@ def start(command: list[str], environment: dict[str, str], lock: int, log: Path 
             env=environment,
             pass_fds=(lock,),
             stdin=subprocess.DEVNULL if log else None,
-            stdout=output,
+            stdout=None if terminal else output,
             stderr=output,
             preexec_fn=die_with_parent,
         )

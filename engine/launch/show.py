@@ -18,9 +18,10 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     """Lines for a shell: comments, and one command for each node with its environment."""
     layout, launcher = run.parallelism, run.launcher
     nproc, nodes = launcher.nproc_per_node or 1, launcher.nodes
+    chosen = any(word.startswith("hardware=") for word in overrides)
     settings = {
         "run_id": str(run.run_id),
-        "hardware": run.hardware.name,
+        **({"hardware": run.hardware.name} if chosen else {}),
         "launcher": "torchrun" if nodes > 1 else "local",
         "launcher.nproc_per_node": str(nproc),
     }
@@ -36,15 +37,17 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     kept = [word for word in overrides if word.partition("=")[0] not in settings]
     kept = [word for word in kept if word.partition("=")[0] != "launcher.node_rank"]
     lines = [
-        f"# {nodes * nproc} ranks: {nodes} node{'s' if nodes > 1 else ''} x {nproc}, "
-        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({model_ranks(layout)} ranks hold one model)",
+        f"# {_counted(nodes * nproc, 'rank')}: {_counted(nodes, 'node')} x {nproc}, "
+        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({_holders(model_ranks(layout))})",
         f"# the workers of {'node 0' if nodes > 1 else 'this node'}: {_workers(run, address)}",
     ]
     if address == MASTER:
         lines.append(f"# {MASTER} stands for the address of node 0; launcher.master_addr=... fills it in")
-    if not any(word.startswith("hardware=") for word in overrides):
-        lines.append(f"# hardware={run.hardware.name} is what this machine has; name that of the nodes, hardware=...")
-    environment = [f"{key}={shlex.quote(value)}" for key, value in common_environment(hardware, nproc).items()]
+    if not chosen:
+        lines.append("# each node uses the hardware that it finds; hardware=... names one, and its environment here")
+    # What this machine would set says nothing of nodes whose hardware is not known.
+    known = common_environment(hardware, nproc) if chosen else {}
+    environment = [f"{key}={shlex.quote(value)}" for key, value in known.items()]
     for node in range(nodes):
         words = [*kept, *(f"{key}={value}" for key, value in settings.items())]
         words += [f"launcher.node_rank={node}"] if nodes > 1 else []
@@ -52,10 +55,19 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _holders(ranks: int) -> str:
+    return "each rank holds the whole model" if ranks == 1 else f"{ranks} ranks hold one model"
+
+
 def _workers(run: Run, address: str) -> str:
     config = str(run_folder(run) / "config.yaml")
     if run.launcher.nodes == 1:
-        return f"python -m engine.worker {config} (RANK 0 to {(run.launcher.nproc_per_node or 1) - 1})"
+        last = (run.launcher.nproc_per_node or 1) - 1
+        return f"python -m engine.worker {config} ({f'RANK 0 to {last}' if last else 'RANK 0'})"
     return shlex.join(["torchrun", *torchrun_command(run, config, address)[3:]])
 
 

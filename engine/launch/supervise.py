@@ -8,35 +8,59 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine.errors import EXIT_INTERRUPTED, EXIT_USER
+from engine.errors import EXIT_INTERRUPTED
+from engine.faults.board import Board
+from engine.launch.verdict import Verdict, failure, of_note, order
+from engine.launch.watchdog import Watchdog
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 GRACE_S = 4.0  # for the other ranks to notice a failure by themselves and say so
 POLL_S = 0.05
-LOG_LINES = 15
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTHING_SAVED = "stopped before there was anything to save"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
 class Worker:
-    """A process, what it is called, and its log; without a log it writes to the terminal."""
+    """A process, what it is called, and its log; without a log it writes to the terminal.
+
+    `ranks` gives the processes that do its work, where it only starts them.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path | None = None
+    ranks: Callable[[], list[int]] = list
+    killed: bool = False  # by the launcher
 
     @property
     def status(self) -> int | None:
         """None while it runs; 128 + the number of the signal that ended it, as a shell says it."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    def stop(self) -> None:
+        """Ask it, or its ranks if it has any, to save and stop."""
+        pids = self.ranks()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if not pids:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.killed = True
+        for pid in self.ranks():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
 
 
 def die_with_parent() -> None:
@@ -53,42 +77,62 @@ def signal_at_parents_end(number: int) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
-def supervise(workers: list[Worker]) -> int:
-    """Wait for all workers; the status of the first that failed, or 0.
+def supervise(workers: list[Worker], board: Board | None = None, watchdog: Watchdog | None = None) -> Verdict:
+    """Wait for all workers; the status of the one that was the cause if any failed, and why.
 
     When one fails the others get a few seconds and are then killed: they would wait for it for ever. A worker that
     saved and stopped (75) is no failure that others hang on, so there all are waited for.
     """
-    first: Worker | None = None
+    failed: list[Worker] = []  # by themselves, in the order seen
+    stall: Verdict | None = None
     deadline: float | None = None
-    with _signals_to(workers) as received:
+    with _signals_to(workers, board) as received:
         while any(worker.status is None for worker in workers):
-            if first is None:
-                first = _first_failure(workers)
-            if first is not None and deadline is None and first.status != EXIT_INTERRUPTED:
+            _add_failed(failed, workers)
+            if deadline is None and any(worker.status != EXIT_INTERRUPTED for worker in failed):
                 deadline = time.monotonic() + GRACE_S
+            if deadline is None and watchdog is not None and (stall := watchdog.stall()) is not None:
+                deadline = 0.0
             if deadline is not None and time.monotonic() > deadline:
                 _kill(workers)
             time.sleep(POLL_S)
-    first = first or _first_failure(workers)
-    if first is None:
-        return 0
-    status = first.status or 0
-    if received and status == 128 + signal.SIGTERM:
-        print("stopped before there was anything to save", file=sys.stderr)
-        return 128 + received[0]
-    _explain(first, status, workers)
-    return status
+    if stall is not None:
+        return stall
+    if len(received) > 1:
+        return Verdict(128 + received[0], "ended at once, as the second signal asked")
+    _add_failed(failed, workers)
+    return _verdict(failed, board, received)
 
 
-def _first_failure(workers: list[Worker]) -> Worker | None:
-    """Of those that failed within one poll, the likeliest cause: a killed one, then one that explained itself."""
-    failed = [worker for worker in workers if worker.status]
-    return min(failed, key=lambda w: (w.status <= 128, w.status != EXIT_USER), default=None)
+def _verdict(failed: list[Worker], board: Board | None, received: list[int]) -> Verdict:
+    """What the workers that failed by themselves come to."""
+    if not failed:
+        return Verdict(0)
+    notes = {seen.pid: seen for seen in board.seen() if seen.note} if board is not None else {}
+    codes = {(seen.note or {}).get("code") for seen in notes.values()}
+    only_starts = failed[0].ranks is not list  # its ranks know better
+    told = codes == {EXIT_INTERRUPTED} and (only_starts or bool(received))
+    if told or all(worker.status == EXIT_INTERRUPTED for worker in failed):
+        said = [str((seen.note or {}).get("message")) for seen in notes.values()]
+        return Verdict(EXIT_INTERRUPTED, said[0] if said else None)
+    killed = [worker for worker in failed if worker.status == 128 + signal.SIGTERM]
+    if received and (killed or only_starts):
+        return Verdict(128 + received[0], NOTHING_SAVED)
+    pages = {seen.pid: seen for seen in board.seen()} if board is not None else {}
+    found = [failure(w.name, w.status or 0, pages.get(w.process.pid), w.log) for w in failed]
+    if only_starts:
+        found = [of_note(seen) for seen in notes.values()] or found
+    return min(found, key=order)
+
+
+def _add_failed(failed: list[Worker], workers: list[Worker]) -> None:
+    """Append those that have failed since; a killed one first, for the others may have failed for want of it."""
+    new = [worker for worker in workers if worker.status and not worker.killed and worker not in failed]
+    failed.extend(sorted(new, key=lambda worker: (worker.status or 0) <= 128))
 
 
 @contextmanager
-def _signals_to(workers: list[Worker]) -> Iterator[list[int]]:
+def _signals_to(workers: list[Worker], board: Board | None) -> Iterator[list[int]]:
     """Pass the first signal on as SIGTERM, which asks workers to save and stop; at the second one kill them."""
     received: list[int] = []
 
@@ -96,10 +140,12 @@ def _signals_to(workers: list[Worker]) -> Iterator[list[int]]:
         received.append(number)
         if len(received) > 1:
             return _kill(workers)
-        print("stopping: saving a checkpoint; once more ends the run at once", file=sys.stderr)
+        saving = board is not None and any(seen.beats for seen in board.seen())
+        what = "stopping: saving a checkpoint" if saving else "stopping"
+        print(f"{what}; once more ends the run at once", file=sys.stderr, flush=True)
         for worker in workers:
             if worker.status is None:
-                worker.process.send_signal(signal.SIGTERM)
+                worker.stop()
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
@@ -112,36 +158,4 @@ def _signals_to(workers: list[Worker]) -> Iterator[list[int]]:
 def _kill(workers: list[Worker]) -> None:
     for worker in workers:
         if worker.status is None:
-            worker.process.kill()
-
-
-def _explain(first: Worker, status: int, workers: list[Worker]) -> None:
-    """Say which worker failed, unless a worker with the terminal has said why."""
-    if status == EXIT_INTERRUPTED:
-        return
-    if status == EXIT_USER:
-        if not any(w.log is None and w.status == EXIT_USER for w in workers):
-            print("\n".join(_errors(first.log)), file=sys.stderr)
-        return
-    how = f"was killed by {signal.Signals(status - 128).name}" if status > 128 else f"ended with exit status {status}"
-    hint = "; the system does this when memory runs out" if status == 128 + signal.SIGKILL else ""
-    print(f"error: {first.name} {how}{hint}", file=sys.stderr)
-    if first.log is not None:
-        print(f"the last lines of {first.log}:", file=sys.stderr)
-        for line in _tail(first.log)[-LOG_LINES:]:
-            print(f"  {line}", file=sys.stderr)
-
-
-def _errors(log: Path | None) -> list[str]:
-    """The `error:` lines at a log's end, with what follows each."""
-    lines = _tail(log)
-    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    return lines[starts[-1] :] if starts else [f"error: a worker refused to start; its log is {log}"]
-
-
-def _tail(log: Path | None, size: int = 16384) -> list[str]:
-    if log is None or not log.is_file():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - size))
-        return file.read().decode(errors="replace").splitlines()
+            worker.kill()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
+from pathlib import Path
 
-from engine.errors import EXIT_INTERRUPTED
+from engine.faults.board import Board
 from engine.launch.local import start, worker_environment
 from engine.launch.supervise import Worker, supervise
+from engine.launch.verdict import Verdict, failure, settle
+from engine.launch.watchdog import Watchdog
 from engine.rundir import RunFolder
 from engine.schema import Run
 from hardware.base import Hardware
+
+ROOT_CAUSE = re.compile(r"rank +: (?P<rank>\d+) .*\n +exitcode +: -(?P<signal>\d+) ")
 
 
 def torchrun_command(run: Run, config: str, address: str | None = None) -> list[str]:
@@ -36,16 +41,24 @@ def launch(run: Run, folder: RunFolder, hardware: Hardware) -> int:
     for key in hardware.launch_env(0, nproc).keys() - common_environment(hardware, nproc).keys():
         # A value of its own for each rank cannot come from the environment that they share.
         environment.pop(key)
-    process = start(torchrun_command(run, str(folder.config)), environment, folder.lock, None)
-    status = supervise([Worker("torchrun", process)])
-    return EXIT_INTERRUPTED if status and _interrupted(folder) else status
+    board, log = Board(nproc), folder.logs(0).with_name(f"torchrun_{run.launcher.node_rank or 0}.log")
+    log.unlink(missing_ok=True)
+    command = torchrun_command(run, str(folder.config))
+    process = start(command, environment | board.environment(), folder.lock, log, terminal=True)
+
+    def ranks() -> list[int]:
+        return [seen.pid for seen in board.seen() if not seen.note]
+
+    worker = Worker("torchrun", process, log, ranks)
+    verdict = supervise([worker], board, Watchdog(board, run.faults.timeout_s, folder.path / "logs"))
+    board.close()
+    return settle(_root_cause(log) or verdict if verdict.status == 1 else verdict, run, folder)
 
 
-def _interrupted(folder: RunFolder) -> bool:
-    """Whether the ranks saved and stopped: torchrun makes 1 of every status that is not 0."""
-    result = folder.path / "result.json"
-    try:
-        fresh = result.stat().st_mtime >= folder.started
-        return fresh and json.loads(result.read_text()).get("status") == "interrupted"
-    except (OSError, ValueError):
-        return False
+def _root_cause(log: Path) -> Verdict | None:
+    """The rank that torchrun saw killed first, if that is how it began; what ranks say of themselves is better else."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    found = ROOT_CAUSE.search(text.rpartition("Root Cause")[2])
+    if found is None:
+        return None
+    return failure(f"rank {found['rank']}", 128 + int(found["signal"]), None, None)

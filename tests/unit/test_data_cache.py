@@ -71,24 +71,25 @@ def test_a_failed_build_leaves_nothing(tmp_path):
 
 
 def job(run, rank=0):
-    lines, progress = [], []
-    ctx = SimpleNamespace(run=run, log=lines.append, progress=lambda *a: progress.append(a), rank=rank, result={})
+    lines = []
+    ctx = SimpleNamespace(run=run, log=lines.append, rank=rank, result={})
     prepare.run(ctx)
-    return ctx.result, " ".join(lines), progress
+    return ctx.result, " ".join(lines)
 
 
-def test_prepare_makes_the_cache_that_training_reads(tmp_path):
+def test_prepare_makes_the_cache_that_training_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "PROGRESS_SECONDS", 0.0)
     run = make_run(tmp_path, write_jsonl(tmp_path / "docs.jsonl", TEXTS), held_out=0.2)
-    assert job(run, rank=1) == ({}, "", [])
-    result, said, progress = job(run)
-    again, said_again, _ = job(run)
+    assert job(run, rank=1) == ({}, "")
+    result, said = job(run)
+    again, said_again = job(run)
     core = byte_tokenizer(tmp_path / "bare")
     encoded = [[*core.encode(text).ids, 256] if text else [] for text in TEXTS]
     assert (result["cached"], again["cached"]) == (False, True)
     assert result["tokens"] == again["tokens"] == sum(map(len, encoded)) and result["documents"] == len(TEXTS)
     assert result["text_bytes"] == sum(len(text.encode()) for text in TEXTS)
     assert result["cache"] in said and "cached already" in said_again and "bytes a token" in said
-    assert progress[-1] == (len(TEXTS), len(TEXTS), "documents")
+    assert f"{len(TEXTS)} of {len(TEXTS)} documents (100%)" in said and "of " not in said_again.partition("cached")[0]
     made = TokenCache(tmp_path / "out" / "cache" / result["cache"].split("/")[-1])
     assert made.tokens.dtype == np.uint16
     assert [tokens.tolist() for tokens in made.stream(iter(range(len(TEXTS))))] == encoded
@@ -104,7 +105,7 @@ def test_prepare_makes_the_cache_that_training_reads(tmp_path):
 def test_other_content_or_settings_get_a_cache_of_their_own(tmp_path, change):
     path = write_jsonl(tmp_path / "docs.jsonl", TEXTS)
     run = make_run(tmp_path, path, field="text")
-    first, _, _ = job(run)
+    first, _ = job(run)
     if change == "text":
         write_jsonl(path, ["b" if text == "a" else text for text in TEXTS])  # as long as before
         os.utime(path, ns=(1, 1))
@@ -115,7 +116,7 @@ def test_other_content_or_settings_get_a_cache_of_their_own(tmp_path, change):
         core = byte_tokenizer(tmp_path / "tokenizer")
         core.add_special_tokens(["<new>"])
         core.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    second, _, _ = job(run)
+    second, _ = job(run)
     assert not second["cached"] and second["cache"] != first["cache"]
 
 
@@ -123,8 +124,8 @@ def test_bad_samples_count_again_when_the_cache_is_used(tmp_path):
     path = tmp_path / "docs.jsonl"
     path.write_text('{"text": "good"}\nbad\n{"text": "good"}\n')
     run = make_run(tmp_path, path, max_bad_samples=1)
-    first, said, _ = job(run)
-    second, said_again, _ = job(run)
+    first, said = job(run)
+    second, said_again = job(run)
     assert first["bad_samples"] == second["bad_samples"] == 1 and first["documents"] == 3
     assert "docs.jsonl:2: is not JSON" in said and "docs.jsonl:2: is not JSON" in said_again
     run.data.max_bad_samples = 0
@@ -134,7 +135,7 @@ def test_bad_samples_count_again_when_the_cache_is_used(tmp_path):
 
 def test_a_damaged_cache_is_named(tmp_path):
     run = make_run(tmp_path, write_jsonl(tmp_path / "docs.jsonl", TEXTS))
-    result, _, _ = job(run)
+    result, _ = job(run)
     tokens = tmp_path / result["cache"] / "tokens.bin"
     tokens.write_bytes(tokens.read_bytes()[:-2])
     with pytest.raises(UserError, match="is damaged"):

@@ -103,22 +103,6 @@ def test_ranks_share_one_order_and_resume_at_another_number_of_ranks(tmp_path, c
             rank.close()
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("step", [0, 1, 2, 7])
-def test_skipping_forwards_and_backwards(tmp_path, corpus, packing, step):
-    run = make_run(tmp_path, corpus, packing=packing)
-    module = open_data(run)
-    rows = [steps(module, 1) for _ in range(9)]
-    for target in (step, step + 1, 0):
-        module.train.skip_to(target)
-        assert all(np.array_equal(a, b) for a, b in zip(steps(module, 1), rows[target], strict=True))
-    far = open_data(run)
-    far.train.skip_to(step)
-    assert all(np.array_equal(a, b) for a, b in zip(steps(far, 1), rows[step], strict=True))
-    far.close()
-    module.close()
-
-
 @pytest.mark.parametrize("step", range(6))
 def test_a_state_of_one_packing_serves_the_other(tmp_path, corpus, step):
     online, offline = (make_run(tmp_path, corpus, packing=packing) for packing in PACKINGS)
