@@ -38,6 +38,10 @@ LAYOUTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "megatron-ep2_tp2": ("megatron", 2, ("parallelism=ep2_tp2",)),
     "megatron-ep2_etp2": ("megatron", 4, ("parallelism=ep2_tp2", "parallelism.etp=2")),
     "megatron-ep2_pp2": ("megatron", 4, ("parallelism=ep2", "parallelism.pp=2")),
+    "megatron-cp2": ("megatron", 2, ("parallelism=cp2",)),
+    "megatron-cp2_tp2": ("megatron", 4, ("parallelism=cp2_tp2",)),
+    "megatron-cp2_pp2": ("megatron", 4, ("parallelism=cp2_pp2",)),
+    "megatron-pp2_vpp2": ("megatron", 2, ("parallelism=pp2_vpp2",)),
     "native-single": ("native", 1, ("parallelism=single",)),
     "native-ddp2": ("native", 2, ("parallelism=ddp2",)),
     "native-zero1": ("native", 2, ("parallelism=zero1", "parallelism.dp=2")),
@@ -45,8 +49,9 @@ LAYOUTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "native-hsdp": ("native", 4, ("parallelism=hsdp", "parallelism.dp=4", "parallelism.shard_size=2")),
 }
 # Experts under tensor parallelism need sequence parallelism.
-ONLY_DENSE = ("megatron-tp2", "megatron-tp2_pp2", "megatron-cp2_tp2")
+ONLY_DENSE = ("megatron-tp2", "megatron-tp2_pp2")
 ONLY_EXPERTS = ("megatron-ep2", "megatron-ep2_tp2", "megatron-ep2_etp2", "megatron-ep2_pp2")
+STAGES = {"megatron-pp2_vpp2": 4}  # that must divide the layers
 QUICK_EXPERTS = ("megatron-ep2_tp2", "megatron-ep2_pp2", "native-single", "native-fsdp2")
 QUICK = ("megatron-tp2_sp", "megatron-tp2_pp2", "native-single", "native-fsdp2")
 
@@ -67,6 +72,10 @@ class Case:
     def card(self) -> Family:
         """The family's card for this architecture."""
         return load_family(self.family).of(self.published.get("model_type"))
+
+    @property
+    def layers(self) -> int:
+        return self.published.get("num_hidden_layers", 0)
 
     @property
     def experts(self) -> bool:
@@ -98,7 +107,8 @@ def quick_cases() -> list[Case]:
 
 def possible(case: Case, layout: str) -> bool:
     """Whether a model of this kind can be laid out so."""
-    return layout not in (ONLY_DENSE if case.experts else ONLY_EXPERTS)
+    stages = STAGES.get(layout, 1)
+    return layout not in (ONLY_DENSE if case.experts else ONLY_EXPERTS) and not case.layers % stages
 
 
 def is_quick(case: Case, layout: str) -> bool:

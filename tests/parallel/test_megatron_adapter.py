@@ -59,10 +59,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "linear_rope": {"num_hidden_layers": 2, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
 }
-QUICK = (("tied", "tp2_sp"), ("untied_one_kv_head", "tp2_pp2"))
+QUICK = (("tied", "tp2_sp"), ("untied_one_kv_head", "tp2_pp2"), ("tied", "cp2"), ("tied", "pp2_vpp2"))
 SLOW = [(case, layout) for case in tuple(CASES)[:3] for layout in LAYOUTS if (case, layout) not in QUICK]
 SLOW += [(case, "single") for case in tuple(CASES)[3:]]
-SLOW.remove(("biases_three_layers", "pp4"))  # more stages than layers
+# More stages than layers, or layers that do not divide over virtual stages.
+SLOW = [(c, n) for c, n in SLOW if c != "biases_three_layers" or (n != "pp4" and "vpp" not in LAYOUTS[n][1])]
 BATCHES = {"packed": global_batch(PACKED, 1), "dense": global_batch(DENSE, 2)}
 STEPS = [global_batch(PACKED if step % 2 else DENSE, 10 + step) for step in range(10)]
 
@@ -135,6 +136,8 @@ def train(ranks: Ranks, layout: str, weights: Any, steps: Any, precision: str = 
         pytest.param(("dp2", "dp2"), marks=pytest.mark.slow),
         pytest.param(("tp2_pp2", "dp2_ddp"), marks=pytest.mark.slow),
         pytest.param(("dp2_overlap", "tp2_sp_dp2"), marks=pytest.mark.slow),
+        pytest.param(("pp2_vpp2_dp2_overlap", "cp2_tp2_sp"), marks=pytest.mark.slow),
+        pytest.param(("cp2", "single"), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
@@ -170,7 +173,10 @@ def test_bf16_follows_fp32(ranks: Ranks) -> None:
 UNEQUAL = ([(9,), (9,)], [(5, 12), (17,)], [(1,), (1,)], [(40,), (39, 1)])  # micro-batches of 2 rows each
 
 
-@pytest.mark.parametrize("layout", ["pp2", pytest.param("tp2_sp_pp2_full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout",
+    ["pp2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tp2_sp_pp2_full", "cp4", "pp2_vpp2", "pp2_vpp2_cp2"))],
+)
 def test_unequal_micro_batches(ranks: Ranks, layout: str) -> None:
     """Micro-batches of different lengths, of one token even, count by their tokens."""
     groups = [global_batch(documents, 30 + index) for index, documents in enumerate(UNEQUAL)]
@@ -197,7 +203,9 @@ def test_rank_without_data(ranks: Ranks) -> None:
     check_forward(values, [logits[0].detach()], loss.item(), gradients)
 
 
-@pytest.mark.parametrize("layout", ["dp2", pytest.param("tp2_pp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout", ["dp2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tp2_pp2", "cp2", "pp2_vpp2"))]
+)
 def test_loss_that_is_not_finite(ranks: Ranks, layout: str) -> None:
     """Every rank reports the same samples, and no weight, moment or count changes."""
     world, settings = LAYOUTS[layout]
@@ -214,7 +222,8 @@ def test_loss_that_is_not_finite(ranks: Ranks, layout: str) -> None:
     values = ranks.call(on_ranks.one_step, world, plan=Plan(settings, untied), weights=weights, rows=rows)
     results = [result for result, _, _ in values]
     assert {result.bad_samples for result in results} == {(2,)}
-    assert {result.bad_rank for result in results} == ({1} if layout == "dp2" else {2})
+    first = {"dp2": 1, "tp2_pp2": 2, "cp2": 0, "pp2_vpp2": 1}  # the first rank that makes a loss of the third row
+    assert {result.bad_rank for result in results} == {first[layout]}
     assert all(result.loss_sum != result.loss_sum for result in results)
     assert all(updates == 0 for _, updates, _ in values)
     state = assemble(part for _, _, share in values for part in share)

@@ -149,6 +149,9 @@ MOVES = [
     ("megatron-dp2", "native-fsdp2"),
     ("native-zero1", "native-single"),
     ("native-hsdp", "megatron-tp2_sp"),
+    ("megatron-cp2", "megatron-single"),
+    ("megatron-single", "megatron-cp2"),
+    ("megatron-pp2_vpp2", "megatron-cp2_tp2"),
 ]
 
 
