@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
+from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Stopped, UserError
+from engine.outlet import lasting_output
 
 if TYPE_CHECKING:
     from engine.rundir import RunFolder
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 def main(family: str, arguments: list[str] | None = None) -> NoReturn:
     """Run a family's command line and leave with its exit status."""
+    lasting_output()
     sys.exit(guarded(lambda: command(family, sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -28,6 +30,7 @@ def console() -> NoReturn:
     """The `zoo` command: `zoo list`, `zoo <family> key=value ...`."""
     from engine.help import list_families, zoo_help
 
+    lasting_output()
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         sys.exit(guarded(lambda: _print(zoo_help())))
@@ -39,22 +42,24 @@ def console() -> NoReturn:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a command; a user's mistake is one `error:` line for each thing that is wrong, and status 2."""
+    """Run a command; a user's mistake is one `error:` line for each thing that is wrong, and status 2.
+
+    A signal to stop is one line and the status that a shell gives it, 128 and its number.
+    """
+    from engine.launch.signals import raised
     from hardware.base import HardwareError
 
     try:
-        return work()
+        with raised():
+            return work()
     except (UserError, HardwareError) as error:
         for line in str(error).splitlines():
             # Indented lines belong to the error above them.
             print(line if line.startswith("  ") else f"error: {line}", file=sys.stderr)
         return EXIT_USER
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has left; nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+    except Stopped as stop:
+        print(f"stopped by {signal.Signals(stop.number).name}", file=sys.stderr)
+        return 128 + stop.number
 
 
 def prepare(family: str, overrides: list[str]) -> Run:
@@ -108,6 +113,12 @@ def start(family: str, overrides: list[str]) -> int:
     from engine.plan import plan
 
     planned = plan(family, overrides)
+    if planned.finished and planned.run.launcher.name != "print":
+        steps = planned.run.schedule.steps
+        return _print(
+            f"nothing left to train: {planned.run.checkpoint.resume} has all {steps} steps; "
+            f"schedule.steps={2 * steps} would go on"
+        )
     for note in planned.notes:
         print(f"note: {note}", file=sys.stderr)
     if planned.run.launcher.name == "print":
@@ -117,7 +128,8 @@ def start(family: str, overrides: list[str]) -> int:
     from engine.launch import launch
     from engine.rundir import open_folder
 
-    folder = open_folder(planned.run, command_line(family, overrides), planned.resuming)
+    line = command_line(family, overrides)
+    folder = open_folder(planned.run, line, planned.resuming, planned.words, planned.place)
     try:
         status = launch(planned.run, folder, planned.hardware)
     except BaseException:
@@ -126,14 +138,16 @@ def start(family: str, overrides: list[str]) -> int:
         raise
     status = _close(planned.run, folder, status)
     if status == EXIT_INTERRUPTED:
-        again = [w for w in overrides if w.partition("=")[0] not in ("run_id", "checkpoint.resume")]
-        print(f"continue with: {command_line(family, [*again, f'checkpoint.resume={folder.path}'])}", file=sys.stderr)
+        print(f"continue with: {command_line(family, [f'checkpoint.resume={folder.path}'])}", file=sys.stderr)
     return status
 
 
 def _close(run: Run, folder: RunFolder, status: int) -> int:
-    """Say where the run is; take its folder back if it was refused before anything came of it."""
-    if status in (EXIT_USER, 130, 143) and not folder.kept():
+    """Say where the run is; take its folder back if it was refused before anything came of it.
+
+    A run that was there before also keeps what it says of itself when going on with it failed in any other way.
+    """
+    if status and not folder.kept() and (status in (EXIT_USER, 129, 130, 143) or not folder.created):
         folder.take_back()
         return status
     result = folder.path / "result.json"

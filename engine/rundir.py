@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.checkpoint.paths import CHECKPOINTS, complete
@@ -17,7 +19,8 @@ from engine.freeze import to_yaml
 from engine.schema import Run
 
 CONFIG = "config.yaml"
-COMMAND = "command.txt"
+COMMAND = "command.txt"  # one line for each start
+OVERRIDES = "overrides.json"  # the words of those commands together: what a resume takes up again
 LATEST = "latest"
 # Jobs that leave something behind which later commands want to name as outputs/<family>/latest.
 POINTED_TO = ("train", "forward", "convert")
@@ -42,7 +45,9 @@ class RunFolder:
     lock: int  # a file descriptor under flock
     created: tuple[Path, ...]  # the folders made for it, the innermost first; none if it was there
     config: Path
-    previous_config: str | None = None
+    previous: dict[Path, str | None] = field(
+        default_factory=dict
+    )  # texts that were replaced; None where there was none
     previous_latest: str | None = None
     started: float = 0.0
 
@@ -63,35 +68,45 @@ class RunFolder:
 
     def take_back(self) -> None:
         """Undo `open_folder`, as if the run had never been started."""
-        if not self.created:
-            if self.previous_config is not None:
-                _replace_text(self.config, self.previous_config)
-            return
         latest = self.path.parent / LATEST
         if latest.is_symlink() and str(latest.readlink()) == self.path.name:
-            if self.previous_latest is None:
-                latest.unlink()
-            else:
+            if self.previous_latest is not None:
                 _point(latest, self.previous_latest)
-        remove_folders(self.created)
+            elif self.created:
+                latest.unlink()
+        if self.created:
+            return remove_folders(self.created)
+        for path, text in self.previous.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                _replace_text(path, text)
+
+    def replace(self, path: Path, text: str) -> None:
+        """Write a text that `take_back` undoes."""
+        self.previous[path] = path.read_text() if path.is_file() else None
+        _replace_text(path, text)
 
 
-def open_folder(run: Run, command: str, resuming: bool = False) -> RunFolder:
+def open_folder(
+    run: Run, command: str, resuming: bool = False, words: Sequence[str] = (), place: Path | None = None
+) -> RunFolder:
     """Make or reopen the run folder of a resolved run, lock it, freeze the config into it and move `latest`.
 
+    `words` are kept for a resume. `place` is the folder, where it is another one than `run_folder` says.
     On nodes after the first only the config (under a name of its own) and the logs are written.
     Raises UserError if the folder is in use, holds a run and this is not `resuming` it, or cannot be written.
     """
-    path, node = run_folder(run), run.launcher.node_rank or 0
+    path, node = place or run_folder(run), run.launcher.node_rank or 0
     suffix = f".node{node}" if node else ""
-    created = tuple(place for place in (path, *path.parents[:2]) if not place.exists())
+    created = tuple(folder for folder in (path, *path.parents[:2]) if not folder.exists())
     try:
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, _lock(path, suffix), created, path / f"config{suffix}.yaml", started=time.time())
     except OSError as error:
         raise _unwritable(path, error) from None
     try:
-        _fill(folder, run, command, first=not node, resuming=resuming)
+        _fill(folder, run, command, words, first=not node, resuming=resuming)
     except (UserError, OSError) as error:
         remove_folders(created)
         os.close(folder.lock)
@@ -99,20 +114,21 @@ def open_folder(run: Run, command: str, resuming: bool = False) -> RunFolder:
     return folder
 
 
-def _fill(folder: RunFolder, run: Run, command: str, first: bool, resuming: bool) -> None:
+def _fill(folder: RunFolder, run: Run, command: str, words: Sequence[str], first: bool, resuming: bool) -> None:
     """Write what a run folder begins with; on other nodes than the `first` that is the config alone."""
     path, latest = folder.path, folder.path.parent / LATEST
-    folder.previous_config = folder.config.read_text() if folder.config.is_file() else None
     if first:
-        if folder.previous_config is not None and not resuming:
+        if folder.config.is_file() and not resuming:
             raise UserError(
                 f"{path}: this run exists; add checkpoint.resume=auto to continue it, or choose another run_id"
             )
         folder.previous_latest = str(latest.readlink()) if latest.is_symlink() else None
-        if not (path / COMMAND).exists():
-            _replace_text(path / COMMAND, command + "\n")
-    _replace_text(folder.config, to_yaml(run))
-    if first and run.job.name in POINTED_TO:
+        before = (path / COMMAND).read_text() if (path / COMMAND).is_file() else ""
+        folder.replace(path / COMMAND, f"{before}{command}\n")
+        if run.job.name == "train":
+            folder.replace(path / OVERRIDES, json.dumps(list(words), indent=1) + "\n")
+    folder.replace(folder.config, to_yaml(run))
+    if first and run.job.name in POINTED_TO and path.parent.name == run.family:
         _point(latest, path.name)
 
 

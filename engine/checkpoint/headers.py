@@ -35,6 +35,7 @@ class TensorInfo:
     dtype: str  # safetensors' name: F32, BF16 ...
     shape: Shape
     file: Path
+    begin: int = 0  # where its bytes begin in the file
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -49,7 +50,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if 8 + length > size:
                 raise ValueError(f"{size} bytes, but its header alone takes {8 + length}; it is truncated")
             header = json.loads(file.read(length))
-        return _entries(path, header, size - 8 - length)
+        return _entries(path, header, 8 + length, size - 8 - length)
     except FileNotFoundError:
         raise UserError(f"{path}: missing") from None
     except OSError as error:
@@ -58,7 +59,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise UserError(f"{path}: not a whole safetensors file: {error}") from None
 
 
-def _entries(path: Path, header: Any, data_bytes: int) -> dict[str, TensorInfo]:
+def _entries(path: Path, header: Any, data_begin: int, data_bytes: int) -> dict[str, TensorInfo]:
     """Checked entries. ValueError and the like for what the format does not allow."""
     tensors: dict[str, TensorInfo] = {}
     last = 0
@@ -71,7 +72,7 @@ def _entries(path: Path, header: Any, data_bytes: int) -> dict[str, TensorInfo]:
         if bits and (end - begin) * 8 != math.prod(shape) * bits:
             raise ValueError(f"'{name}' says {entry['dtype']} {list(shape)} and has {end - begin} bytes")
         last = max(last, end)
-        tensors[name] = TensorInfo(str(entry["dtype"]), shape, path)
+        tensors[name] = TensorInfo(str(entry["dtype"]), shape, path, data_begin + begin)
     if last > data_bytes:
         raise ValueError(f"its tensors need {last} bytes and {data_bytes} are there; it is truncated")
     return tensors

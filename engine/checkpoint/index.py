@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from engine.errors import UserError
 
 INDEX = "index.json"
 STATE = "state.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no checksums
 MAX_BYTES = 1 << 60
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+SMALL_NAME = re.compile(r"(tokenizer/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+CHECKSUM = "crc32"  # of the rest of index.json
 
 DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL")
 
@@ -32,6 +35,7 @@ class Part:
     offset: Shape
     extent: Shape
     file: str
+    checksums: tuple[int, ...] = ()  # CRC-32 of each block of its bytes; none if an older program wrote it
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Index:
     family: str
     tensors: dict[str, dict[str, Entry]] = field(default_factory=dict)  # by kind, then by published name
     files: dict[str, int] = field(default_factory=dict)  # sizes in bytes
+    small: dict[str, int] = field(default_factory=dict)  # files besides the tensors, and the CRC-32 of each
+    block_bytes: int = 4 << 20  # what one of a part's checksums covers
     stored: dict[str, str] = field(default_factory=dict)  # published names of an export and their dtypes
     aliases: dict[str, str] = field(default_factory=dict)  # names that repeat another tensor
 
@@ -80,15 +86,16 @@ class Index:
                 name: {
                     "shape": e.shape,
                     "dtype": e.dtype,
-                    "parts": [[p.offset, p.extent, p.file] for p in e.parts],
+                    "parts": [[p.offset, p.extent, p.file, p.checksums] for p in e.parts],
                 }
                 for name, e in entries.items()
             }
             for kind, entries in self.tensors.items()
         }
-        head = {"schema_version": FORMAT_VERSION, "family": self.family}
-        body = {"stored": self.stored, "aliases": self.aliases, "files": self.files, "tensors": tensors}
-        return json.dumps(head | body)
+        head = {"schema_version": FORMAT_VERSION, "family": self.family, "block_bytes": self.block_bytes}
+        body = {"stored": self.stored, "aliases": self.aliases, "files": self.files, "small": self.small}
+        text = json.dumps(head | body | {"tensors": tensors})
+        return json.dumps({CHECKSUM: zlib.crc32(text.encode())} | json.loads(text))
 
 
 def key_of(kind: str, name: str, offset: Shape) -> str:
@@ -108,23 +115,34 @@ def load_index(folder: Path) -> Index:
         index.stored = {_text(n): _dtype(d) for n, d in data["stored"].items()}
         index.aliases = {_text(n): _text(t) for n, t in data["aliases"].items()}
         index.files = {_file(f): _count(size) for f, size in data["files"].items()}
+        index.small = {_small(f): _count(crc) for f, crc in data.get("small", {}).items()}
+        index.block_bytes = max(1, _count(data.get("block_bytes", index.block_bytes)))
         for kind, entries in data["tensors"].items():
-            index.tensors[kind] = {name: _entry(raw, index.files) for name, raw in entries.items()}
+            index.tensors[kind] = {name: _entry(raw, index) for name, raw in entries.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path}: not a checkpoint index of Zooforge ({error!r})") from None
-    check_files(folder, index.files)
+    written = data.pop(CHECKSUM, None)
+    if written is not None and written != zlib.crc32(json.dumps(data).encode()):
+        raise UserError(f"damaged checkpoint: {path}: its checksum does not fit; it was changed since it was written")
+    check_files(folder, index)
     return index
 
 
-def check_files(folder: Path, files: dict[str, int]) -> None:
-    """UserError, listing every file that is missing or has another size than when it was written."""
+def check_files(folder: Path, index: Index) -> None:
+    """UserError, listing every file that is missing or is not what was written: the tensors' files by their size."""
     problems = []
-    for file, size in files.items():
+    for file, size in index.files.items():
         path = folder / file
         if not path.is_file():
             problems.append(f"{path}: missing")
         elif path.stat().st_size != size:
             problems.append(f"{path}: {path.stat().st_size} bytes, {size} were written; it is truncated or replaced")
+    for file, checksum in index.small.items():
+        try:
+            if zlib.crc32((folder / file).read_bytes()) != checksum:
+                problems.append(f"{folder / file}: its checksum does not fit; it was changed since it was written")
+        except OSError as error:
+            problems.append(f"{folder / file}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}")
     if problems:
         raise UserError("damaged checkpoint: " + "\n  ".join(problems))
 
@@ -142,12 +160,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _entry(raw: Any, files: dict[str, int]) -> Entry:
+def _entry(raw: Any, index: Index) -> Entry:
     shape = _shape(raw["shape"])
     entry = Entry(shape, _dtype(raw["dtype"]))
-    for offset, extent, file in raw["parts"]:
-        part = Part(_shape(offset), _shape(extent), _file(file))
-        if file not in files or len(part.offset) != len(shape) or len(part.extent) != len(shape):
+    for offset, extent, file, *checksums in raw["parts"]:
+        part = Part(_shape(offset), _shape(extent), _file(file), tuple(map(_count, *checksums)) if checksums else ())
+        if file not in index.files or len(part.offset) != len(shape) or len(part.extent) != len(shape):
             raise ValueError(f"part {part} of a tensor of shape {shape}")
         if any(o + e > n for o, e, n in zip(part.offset, part.extent, shape, strict=True)):
             raise ValueError(f"part {part} reaches beyond a tensor of shape {shape}")
@@ -183,6 +201,12 @@ def _dtype(value: Any) -> str:
 
 def _file(value: Any) -> str:
     if not FILE_NAME.fullmatch(_text(value)):
+        raise ValueError(f"{value!r} is not the name of a file in this folder")
+    return value
+
+
+def _small(value: Any) -> str:
+    if not SMALL_NAME.fullmatch(_text(value)):
         raise ValueError(f"{value!r} is not the name of a file in this folder")
     return value
 

@@ -15,6 +15,7 @@ from engine.checkpoint.card import Card
 from engine.checkpoint.index import STATE, read_json
 from engine.checkpoint.paths import CHECKPOINTS, complete, find_checkpoint, newest, step_folder
 from engine.checkpoint.sharded import save_sharded
+from engine.errors import UserError
 from engine.schema import Checkpoint
 
 BEST = "best.json"
@@ -48,7 +49,7 @@ class CheckpointManager:
         folder = step_folder(self.run_dir, step)
         if needed_bytes is None and self.comm.rank == 0:
             needed_bytes = _size(self.newest())
-        save_sharded(folder, slices, state, self.comm, self.card, needed_bytes)
+        save_sharded(folder, slices, state, self.comm, self.card, needed_bytes, finite=True)
         agree(self.comm, attempt(lambda: self._retain(step)) if self.comm.rank == 0 else None)
         return folder
 
@@ -95,7 +96,10 @@ def best_step(found: dict[int, Path]) -> int | None:
 
 
 def _val_loss(folder: Path) -> float | None:
-    value = read_json(folder / STATE).get("val_loss")
+    try:
+        value = read_json(folder / STATE).get("val_loss")
+    except UserError:
+        return None  # damaged since: it is no candidate, and no reason to stop a run
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.checkpoint.card import CONFIG, Card, read_card, read_texts, tokenizer_files
 from engine.checkpoint.config import DTYPE_OF, config_text, to_published
-from engine.checkpoint.sources import HFSource, find_weights, is_hf
+from engine.checkpoint.paths import find_checkpoint
+from engine.checkpoint.sources import HFSource, is_hf
 from engine.checkpoint.weight_map import WeightMap
 from engine.family import Family, load_dotted
 from engine.schema import Run
@@ -55,7 +56,7 @@ def generation_text(config: dict[str, Any]) -> str:
 
 def _published_card(path: Path, family: Family, weight_map: WeightMap) -> Card:
     if not is_hf(path):
-        return read_card(find_weights(path))
+        return read_card(find_checkpoint(path))
     source = HFSource(path)
     known = set(weight_map.published) | set(weight_map.aliases)
     stored = {name: dtype for name, dtype in source.dtypes.items() if name in known}

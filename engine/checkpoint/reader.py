@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoint.checksums import Verifier
 from engine.checkpoint.index import STATE, Entry, Part, Shape, key_of, load_index, read_json
 from engine.checkpoint.tensor_file import DTYPES, TensorFiles
 from engine.errors import UserError
 
 
 class ShardedSource:
-    """A checkpoint as a `TensorSource`. Only what overlaps a request is read, and its bits are exact."""
+    """A checkpoint as a `TensorSource`. Only what overlaps a request is read, and its bits are checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = load_index(folder)
         self._files = TensorFiles(folder)
+        self._verifier = Verifier(folder, self.index.block_bytes)
 
     def tensors(self) -> Iterator[tuple[str, str, Shape]]:
         """Kind, published name and shape of all that is stored."""
@@ -40,6 +42,10 @@ class ShardedSource:
             return self.index.tensors[kind][name]
         except KeyError:
             raise UserError(f"{self.folder}: holds no {kind} '{name}'") from None
+
+    def file_of(self, kind: str, name: str) -> Path:
+        """Where a tensor lies, or its first part."""
+        return self.folder / self._entry(kind, name).parts[0].file
 
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
         """published[offset : offset + extent] in the stored dtype. UserError if it is not here in this shape."""
@@ -64,9 +70,13 @@ class ShardedSource:
         if self._files.shape(part.file, key) != part.extent:
             raise UserError(f"{self.folder / part.file}: '{key}' is not of the shape that index.json gives")
         inside = tuple(a - b for a, b in zip(low, part.offset, strict=True))
+        if size != part.extent:
+            self._verifier.rectangle(part, key, inside, size)
         tensor = self._files.rectangle(part.file, key, inside, size)
         if tensor.dtype != dtype:
             raise UserError(f"{self.folder / part.file}: '{key}' is not of the dtype that index.json gives")
+        if size == part.extent:
+            self._verifier.whole(part, key, tensor)
         return tensor
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,10 @@ from torch import Tensor
 from engine.backends.base import Slice
 from engine.checkpoint.agree import Ranks, agree, attempt
 from engine.checkpoint.card import Card, sync_folder, write_synced
-from engine.checkpoint.index import INDEX, STATE, Index, Part, key_of
+from engine.checkpoint.index import INDEX, SMALL_NAME, STATE, Index, Part, key_of
+from engine.checkpoint.paths import complete
 from engine.checkpoint.reader import ShardedSource
-from engine.checkpoint.tensor_file import DTYPE_NAMES, TensorFile, nbytes
+from engine.checkpoint.tensor_file import BLOCK_BYTES, DTYPE_NAMES, TensorFile, nbytes
 from engine.errors import UserError
 from engine.metrics.text import memory
 
@@ -43,10 +45,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Share:
     """What one rank wrote."""
 
-    parts: list[list[Any]] = field(default_factory=list)  # [kind, name, shape, dtype, offset, extent, file]
+    parts: list[list[Any]] = field(default_factory=list)  # [kind, name, shape, dtype, offset, extent, file, checksums]
     files: dict[str, int] = field(default_factory=dict)
     needed: int = 0  # bytes of the rank's slices, those that found no room included
-    error: OSError | None = None
+    error: OSError | UserError | None = None
 
 
 class ShareWriter:
@@ -63,11 +65,9 @@ class ShareWriter:
     def add(self, part: Slice) -> None:
         key, tensor = key_of(part.kind, part.name, part.offset), part.tensor
         file = self._file_for(key, tensor)
-        file.add(key, tensor)
-        dtype = DTYPE_NAMES[tensor.dtype]
-        self.share.parts.append(
-            [part.kind, part.name, list(part.shape), dtype, list(part.offset), list(tensor.shape), file.path.name]
-        )
+        checksums = file.add(key, tensor)
+        dtype, where = DTYPE_NAMES[tensor.dtype], [list(part.offset), list(tensor.shape), file.path.name, checksums]
+        self.share.parts.append([part.kind, part.name, list(part.shape), dtype, *where])
 
     def _file_for(self, key: str, tensor: Tensor) -> TensorFile:
         file = self._open.get(tensor.dtype)
@@ -103,16 +103,18 @@ def save_sharded(
     card: Card | None = None,
     needed_bytes: int | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
+    finite: bool = False,
 ) -> Path:
     """Write a checkpoint of all ranks' slices under the final name `folder`. Collective.
 
     `needed_bytes` is an estimate for all ranks; if it does not fit the disk nothing is written. When the disk refuses
-    the data, every rank raises the same UserError, the unfinished folder is gone and older checkpoints are untouched.
+    the data, every rank raises the same UserError, the unfinished folder is gone and older checkpoints are untouched;
+    so too, with `finite`, where a tensor holds NaN or infinity.
     An older checkpoint of the same name is replaced once the new one is complete.
     """
     temporary = folder.with_name(folder.name + ".tmp")
     agree(comm, attempt(lambda: _prepare(folder, temporary, needed_bytes)) if comm.rank == 0 else None)
-    share = _write_share(temporary, comm.rank, slices, max_file_bytes)
+    share = _write_share(temporary, comm.rank, slices, max_file_bytes, finite)
     _settle(comm, temporary, share)
     listings = comm.all_gather([share.parts, share.files])
     error = None
@@ -143,7 +145,7 @@ def clean(parent: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _write_share(folder: Path, rank: int, slices: Iterable[Slice], max_file_bytes: int) -> Share:
+def _write_share(folder: Path, rank: int, slices: Iterable[Slice], max_file_bytes: int, finite: bool) -> Share:
     """Write every slice. After an error the rest is still drawn, because making a slice may be collective."""
     writer = ShareWriter(folder, rank, max_file_bytes)
     share = writer.share
@@ -151,8 +153,10 @@ def _write_share(folder: Path, rank: int, slices: Iterable[Slice], max_file_byte
         share.needed += nbytes(part.tensor)
         if share.error is None:
             try:
+                if finite:
+                    _check_finite(part)
                 writer.add(part)
-            except OSError as error:
+            except (OSError, UserError) as error:
                 share.error = error
     try:
         if share.error is None:
@@ -165,7 +169,7 @@ def _write_share(folder: Path, rank: int, slices: Iterable[Slice], max_file_byte
 
 def _settle(comm: Ranks, temporary: Path, share: Share) -> None:
     """Go on only if every rank has written its share; otherwise clean up and raise everywhere. Collective."""
-    number, text = (share.error.errno or -1, str(share.error)) if share.error else (0, "")
+    number, text = (getattr(share.error, "errno", None) or -1, str(share.error)) if share.error else (0, "")
     reports = comm.all_gather([number, text, share.needed])
     failures = [(rank, *report) for rank, report in enumerate(reports) if report[0]]
     if not failures:
@@ -177,26 +181,47 @@ def _settle(comm: Ranks, temporary: Path, share: Share) -> None:
     if any(f[1] in FULL for f in failures):
         free = shutil.disk_usage(temporary.parent).free
         raise UserError(_full(temporary, sum(r[2] for r in reports), free))
-    raise UserError(f"rank {rank} cannot write {temporary}: {text}; earlier checkpoints are whole")
+    raise UserError(f"rank {rank} cannot write {temporary.with_suffix('')}: {text}; {_earlier(temporary)}")
+
+
+def _check_finite(part: Slice) -> None:
+    """UserError for a tensor with NaN or infinity. A sum is finite only if all of it is, and is the cheaper test."""
+    tensor = part.tensor
+    if not tensor.is_floating_point() or torch.isfinite(tensor.sum(dtype=torch.float64)):
+        return
+    if not torch.isfinite(tensor).all():
+        raise UserError(f"{part.kind} '{part.name}' holds values that are not finite, and such weights are not saved")
 
 
 def _full(temporary: Path, needed: int, free: int) -> str:
     return (
-        f"no room for the checkpoint {temporary.with_suffix('')}: it needs {memory(needed)} and "
-        f"{memory(free)} are free. Earlier checkpoints are whole; make room or set output_dir to another disk"
+        f"no room for the checkpoint {temporary.with_suffix('')}: it needs {memory(needed)} and {memory(free)} are "
+        f"free; make room or set output_dir to another disk ({_earlier(temporary)})"
     )
 
 
+def _earlier(temporary: Path) -> str:
+    """What there is to go on from."""
+    last = next(reversed(complete(temporary.parent).values()), None)
+    return f"the last checkpoint is {last}" if last else "there is no earlier checkpoint"
+
+
 def _complete(folder: Path, temporary: Path, listings: list[Any], state: dict[str, Any], card: Card) -> None:
-    index = Index(card.family, stored=card.stored, aliases=card.aliases)
+    index = Index(card.family, stored=card.stored, aliases=card.aliases, block_bytes=BLOCK_BYTES)
     for parts, files in listings:
         index.files |= files
-        for kind, name, shape, dtype, offset, extent, file in parts:
-            index.add(kind, name, tuple(shape), dtype, Part(tuple(offset), tuple(extent), file))
+        for kind, name, shape, dtype, offset, extent, file, checksums in parts:
+            index.add(kind, name, tuple(shape), dtype, Part(tuple(offset), tuple(extent), file, tuple(checksums)))
     if missing := index.incomplete():
         raise ValueError("the ranks' slices do not add up to whole tensors: " + ", ".join(missing[:5]))
     card.write(temporary)
     write_synced(temporary / STATE, json.dumps(state, indent=1))
+    small = {path.relative_to(temporary).as_posix(): path for path in temporary.rglob("*") if path.is_file()}
+    index.small = {
+        name: zlib.crc32(path.read_bytes())
+        for name, path in sorted(small.items())
+        if name not in index.files and SMALL_NAME.fullmatch(name)
+    }
     write_synced(temporary / INDEX, index.to_json())
     sync_folder(temporary)
     replaced = folder.with_name(folder.name + ".old.tmp")

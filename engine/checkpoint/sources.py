@@ -104,6 +104,10 @@ class HFSource:
         shape = self.shapes[name]
         return self._files.rectangle(self._where[name], name, (0,) * len(shape), shape)
 
+    def file_of(self, kind: str, name: str) -> Path:
+        """Where a tensor lies."""
+        return self.folder / self._where[name if name in self._where else self._also.get(name, name)]
+
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
         if kind != "param":
             raise UserError(f"{self.folder}: a Hugging Face directory holds weights only, no {kind} '{name}'")
@@ -115,14 +119,14 @@ class HFSource:
         return self._files.rectangle(self._where[stored], stored, tuple(offset), tuple(extent))
 
 
-def open_weights(path: Path, family: Family, model: Any) -> TensorSource:
+def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSource:
     """The source that `model.weights` names: a Hugging Face directory, a checkpoint of ours or a run folder.
 
     UserError, listing all that does not fit, unless its tensors are those of the model.
     """
     weight_map = load_dotted(family.weights)(model)
     if not is_hf(path):
-        source = ShardedSource(find_weights(path))
+        source = ShardedSource(_our_checkpoint(path))
         check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)
         return source
     hf = HFSource(path, weight_map.aliases)
@@ -135,7 +139,7 @@ def is_hf(path: Path) -> bool:
     return (path / SINGLE).is_file() or (path / HF_INDEX).is_file()
 
 
-def find_weights(path: Path) -> Path:
+def _our_checkpoint(path: Path) -> Path:
     """The checkpoint of ours at a path that is no Hugging Face directory."""
     try:
         return find_checkpoint(path)

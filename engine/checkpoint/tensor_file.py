@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,12 +37,18 @@ DTYPES: dict[str, torch.dtype] = {  # by safetensors' names
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_ROOM = 1 << 18
+BLOCK_BYTES = 4 << 20  # of a tensor, from its first byte on: each block has a checksum of its own
 
 
 def host_bytes(tensor: Tensor) -> memoryview:
     """The tensor's elements in row-major order. A copy only if it is on a device or not contiguous."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())
+
+
+def blocks(data: memoryview, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
+    """The bytes in pieces of `size`, the last one as long as what is left."""
+    return (data[at : at + size] for at in range(0, len(data), size))
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -79,18 +86,22 @@ class TensorFile:
         """Whether the header can take one more tensor of this name."""
         return self._header_bytes + len(json.dumps(key)) + 32 * (tensor.dim() + 4) <= self._room
 
-    def add(self, key: str, tensor: Tensor) -> None:
-        """Append a tensor. OSError if the disk refuses it."""
+    def add(self, key: str, tensor: Tensor) -> list[int]:
+        """Append a tensor; the checksums of its blocks. OSError if the disk refuses it."""
         end = self.data_bytes + nbytes(tensor)
         entry = {
             "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [self.data_bytes, end],
         }
-        self._file.write(host_bytes(tensor))
+        checksums = []
+        for block in blocks(host_bytes(tensor)):
+            self._file.write(block)
+            checksums.append(zlib.crc32(block))  # while the block is still in the processor's cache
         self._entries[key] = entry
         self._header_bytes += len(json.dumps({key: entry})) + 2
         self.data_bytes = end
+        return checksums
 
     def close(self) -> int:
         """Write the header, bring everything to the disk and return the file's size."""

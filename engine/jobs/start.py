@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.backends.base import TRAINED, Backend, TensorSource
-from engine.checkpoint.index import STATE, read_json
+from engine.backends.base import TRAINED, Backend
 from engine.checkpoint.sharded import ShardedSource
-from engine.checkpoint.sources import InitSource, open_weights
+from engine.checkpoint.sources import HFSource, InitSource, open_weights
+from engine.checkpoint.state import load_train_state
+from engine.comm import Comm
 from engine.context import Context
+from engine.faults.finite import FiniteSource
 
 
 @dataclass
@@ -22,22 +24,29 @@ class Start:
     best_val_loss: float | None = None
     data_state: dict[str, Any] | None = None
     folder: Path | None = None  # the checkpoint
+    state: dict[str, Any] = field(default_factory=dict)  # all that its state.json holds
 
 
 def load_start_weights(context: Context, backend: Backend) -> None:
     """Fill a model that does not resume: the tensors of `model.weights`, or initial values by name and seed."""
     model = context.run.model
-    source: TensorSource
     if model.weights:
         source = open_weights(Path(model.weights), context.family, model)
+        load_finite(context.comm, backend, source, ("param",))
     else:
-        source = InitSource(context.run.seed, model.initializer_range)
-    backend.load_state(source, ("param",))
+        backend.load_state(InitSource(context.run.seed, model.initializer_range), ("param",))
 
 
-def resume(backend: Backend, folder: Path) -> Start:
+def load_finite(comm: Comm, backend: Backend, source: HFSource | ShardedSource, kinds: tuple[str, ...]) -> None:
+    """Fill the model from files; UserError on every rank that names tensors with values that are not finite."""
+    finite = FiniteSource(source)
+    backend.load_state(finite, kinds)
+    finite.settle(comm)
+
+
+def resume(context: Context, backend: Backend, folder: Path) -> Start:
     """Everything a checkpoint holds: weights, optimizer, position in the data and in the schedule."""
-    state = read_json(folder / STATE)
-    backend.load_state(ShardedSource(folder), TRAINED)
-    backend.set_optimizer_step(state["optimizer_step"])
-    return Start(state["step"], state["tokens"], state["best_val_loss"], state["data"], folder)
+    state = load_train_state(folder)
+    load_finite(context.comm, backend, ShardedSource(folder), TRAINED)
+    backend.set_optimizer_step(state.optimizer_step)
+    return Start(state.step, state.tokens, state.best_val_loss, state.data, folder, state.everything)

@@ -92,7 +92,7 @@ def gather(run_dir: Path, result: dict[str, Any] | None = None) -> Facts:
         validation=[row for row in rows if "val_loss" in row],
         checkpoints=_checkpoints(run_dir, folder),
         hf=folder / "hf" if (hf / "config.json").is_file() else None,
-        command=shlex.split(_text(run_dir / "command.txt")),
+        command=shlex.split(next(iter(_text(run_dir / "command.txt").splitlines()), "")),
     )
 
 
@@ -114,13 +114,21 @@ def _learning(facts: Facts) -> list[tuple[str, str, str]]:
     bits = finite(last_val.get("val_bits_per_byte"))
     val, loss = finite(last_val.get("val_loss")), facts.column("loss")[-1][1] if facts.train else None
     return [
-        ("Validation loss", number(val), f"best {number(best)}, nats per token" if best is not None else ""),
+        ("Validation loss", number(val), f"best {number(best)}, {_rows(last_val)}" if best is not None else ""),
         ("Bits per byte", number(bits), "validation"),
         ("Training loss", number(loss), "last step, nats per token"),
         ("Steps", f"{facts.step:,}", f"of {steps:,}" if isinstance(steps, int) else ""),
         ("Tokens", count(facts.train[-1].get("tokens", 0)) if facts.train else "", "trained on"),
         ("Parameters", count(n) if (n := parameters(facts)) else "", str(facts.value("model.name", ""))),
     ]
+
+
+def _rows(row: dict[str, Any]) -> str:
+    """Of how much held-out text a validation row speaks: `384 of 1,022 held-out rows`."""
+    rows, of = row.get("val_rows"), row.get("val_rows_of")
+    if not isinstance(rows, int) or not isinstance(of, int):
+        return "nats per token"
+    return f"{rows:,} of {'' if row.get('val_rows_whole') else 'the first '}{of:,} held-out rows"
 
 
 def _machine(facts: Facts) -> list[tuple[str, str, str]]:
@@ -146,7 +154,7 @@ def _machine(facts: Facts) -> list[tuple[str, str, str]]:
 def parameters(facts: Facts) -> int | None:
     """Of the whole model, from its published shapes; None if the family cannot be loaded."""
     try:
-        family = load_family(facts.family)
+        family = load_family(facts.family).of(facts.value("model.model_type"))
         model = load_dotted(family.config)(**facts.config["model"])
         return sum(math.prod(shape) for shape in load_dotted(family.weights)(model).published.values())
     except Exception:  # a report of an old or damaged folder is better than none
@@ -160,26 +168,27 @@ def number(value: float | None) -> str:
 def continue_command(facts: Facts) -> str:
     """The command that goes on from the newest checkpoint, "" if there is none.
 
-    A finished run gets as many steps again.
+    It takes the run's settings up by itself. A finished run gets as many steps again.
     """
     if not facts.checkpoints:
         return ""
-    changed = {"checkpoint.resume": str(facts.folder)}
+    words = [*_program(facts), f"checkpoint.resume={facts.folder}"]
     steps = facts.value("schedule.steps")
     if isinstance(steps, int) and facts.checkpoints[-1].step >= steps:
-        changed["schedule.steps"] = str(2 * steps)
-    words = facts.command or ["python", "-m", f"zoo.{facts.family}"]
-    kept = [word for word in words if word.partition("=")[0].lstrip("+") not in (*changed, "run_id")]
-    return shlex.join([*kept, *(f"{key}={value}" for key, value in changed.items())])
+        words.append(f"schedule.steps={2 * steps}")
+    return shlex.join(words)
 
 
 def sample_command(facts: Facts) -> str:
     """The command that lets the exported model speak, "" if it was not exported."""
     if facts.hf is None:
         return ""
-    program = facts.command[:3] if facts.command[1:2] == ["-m"] else ["python", "-m", f"zoo.{facts.family}"]
     prompt = str(facts.value("job.sample_prompt", "import "))
-    return f"{shlex.join([*program, 'job=sample', f'model.weights={facts.hf}'])} {_quoted('prompt', prompt)}"
+    return f"{shlex.join([*_program(facts), 'job=sample', f'model.weights={facts.hf}'])} {_quoted('prompt', prompt)}"
+
+
+def _program(facts: Facts) -> list[str]:
+    return facts.command[:3] if facts.command[1:2] == ["-m"] else ["python", "-m", f"zoo.{facts.family}"]
 
 
 def _quoted(key: str, text: str) -> str:

@@ -255,7 +255,7 @@ def test_index_is_not_trusted(tmp_path: Path, case: str) -> None:
 
 def test_index_that_lies_about_a_file(tmp_path: Path) -> None:
     folder = save_one(tmp_path / "step_00000001")
-    change(folder / "index.json", lambda d: d["tensors"]["param"]["w"].update(dtype="BF16"))
+    change(folder / "index.json", lambda d: d["tensors"]["param"]["w"].update(dtype="BF16") or d.pop("crc32"))
     with pytest.raises(UserError, match="not of the dtype"):
         ShardedSource(folder).read("param", "w", (6, 2), (0, 0), (6, 2))
 
@@ -271,10 +271,10 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
 class FullDisk(tensor_file.TensorFile):
     """A disk that takes one tensor and refuses the next."""
 
-    def add(self, key: str, tensor: Tensor) -> None:
+    def add(self, key: str, tensor: Tensor) -> list[int]:
         if self.data_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
-        super().add(key, tensor)
+        return super().add(key, tensor)
 
 
 def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +285,8 @@ def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     drawn = [0, 0]
 
     class SometimesFull(FullDisk):
-        def add(self, key: str, tensor: Tensor) -> None:
-            (FullDisk if "rank_00001" in self.path.name else tensor_file.TensorFile).add(self, key, tensor)
+        def add(self, key: str, tensor: Tensor) -> list[int]:
+            return (FullDisk if "rank_00001" in self.path.name else tensor_file.TensorFile).add(self, key, tensor)
 
     def share(rank: int) -> Iterator[Slice]:
         for row in range(rank, 12, 2):
@@ -298,6 +298,7 @@ def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for error in results:
         assert isinstance(error, UserError)
         assert "no room" in str(error) and "step_00000002" in str(error) and "iB are free" in str(error)
+        assert f"the last checkpoint is {first}" in str(error)
     assert drawn == [6, 6]
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
     assert {p.name: p.read_bytes() for p in first.iterdir()} == before
@@ -321,7 +322,7 @@ def test_estimate_is_checked_before_writing(tmp_path: Path) -> None:
         yield
 
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(UserError, match="no room"):
+    with pytest.raises(UserError, match="no room.*there is no earlier checkpoint"):
         save_sharded(tmp_path / "step_00000001", never(), {}, Alone(), needed_bytes=free * 2)
     assert list(tmp_path.iterdir()) == []
 

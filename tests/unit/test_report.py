@@ -106,7 +106,7 @@ def test_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for words in ("qwen3 tiny", "finished", "2.5", "1.25", "of 20", "40s", "1.0% waiting", "1.00 GiB", "import os"):
         assert words in shown.text, words
     assert 'python -m zoo.qwen3 job=sample model.weights=qwen3/run1/hf prompt="import "' in shown.text
-    assert "optim.lr=1e-3 checkpoint.resume=qwen3/run1 schedule.steps=40" in shown.text
+    assert "python -m zoo.qwen3 checkpoint.resume=qwen3/run1 schedule.steps=40" in shown.text
     assert "step 20newestqwen3/run1/checkpoints/step_00000020" in shown.text
     assert "step 10bestqwen3/run1/checkpoints/step_00000010" in shown.text
     assert text.count('<figure class="chart">') == 5
@@ -216,4 +216,4 @@ def test_commands_survive_the_shell(tmp_path: Path) -> None:
     assert words[-1] == "prompt=a \"$b\" `c` \\ 'd'" and words[-2] == f"model.weights={run}/hf"
     words = shlex.split(continue_command(facts))
     # Not finished: the steps stay as they were.
-    assert words == ["python", "-m", "zoo.qwen3", "optim.lr=1e-3", "schedule.steps=20", f"checkpoint.resume={run}"]
+    assert words == ["python", "-m", "zoo.qwen3", f"checkpoint.resume={run}"]
