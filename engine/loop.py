@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.checkpoint.manager import CheckpointManager
 from engine.context import Context
 from engine.data.loader import DataModule
 from engine.errors import Interrupted, UserError
+from engine.faults.finite import listed
 from engine.jobs.sample import continuation
 from engine.jobs.start import Start
 from engine.metrics.progress import Progress
@@ -42,7 +44,6 @@ class Loop:
         self.first_step = start.step
         self.last: dict[str, Any] = {}
         self.last_val: dict[str, Any] = {}
-        self.saved: Path | None = start.folder
         self._stop_signal: int | None = None
 
     def run(self) -> None:
@@ -60,16 +61,23 @@ class Loop:
                         self.metrics.write(row)
                     if self.step % job.eval_interval == 0 or self.step == steps:
                         self._validate(progress)
-                    if self.context.comm.any(self._stop_signal is not None):
-                        self._save()
+                    if self.context.comm.any(self._stop_signal is not None or self.manager.failed):
+                        self._save()  # raises what a save in the background failed of
+                        self.manager.wait()
                         raise Interrupted(f"stopped after step {self.step}, which is saved in {self.saved}")
                     if self.step == steps or (settings.save_interval and self.step % settings.save_interval == 0):
                         self._save()
+                self.manager.wait()
             self.context.page.rest()  # only rank 0 has something to do, and it may take its time
             self._finish()  # a signal that comes now finds all steps saved: the rest takes seconds and is done
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    @property
+    def saved(self) -> Path | None:
+        """The last complete checkpoint."""
+        return self.manager.saved
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._stop_signal = number
@@ -109,8 +117,9 @@ class Loop:
         rows = self.run_config.data.global_batch_size
         whole_batch = f"{(self.step - 1) * rows} to {self.step * rows - 1}, the whole batch"
         samples = ", ".join(map(str, result.bad_samples)) or whole_batch
+        tensors = f"; it is so for {listed(result.bad_tensors)}" if result.bad_tensors else ""
         raise UserError(
-            f"the {what} is {value} at {where} (samples {samples}); no weight was updated and {self._kept()}; "
+            f"the {what} is {value} at {where} (samples {samples}){tensors}; no weight was updated and {self._kept()}; "
             "a lower optim.lr, a smaller optim.clip_grad or other data would be the first things to try"
         )
 
@@ -123,6 +132,7 @@ class Loop:
         self.context.page.beat(f"step {self.step}, validation")
         loss_sum, tokens = self.backend.evaluate(held_out.batches(rows))
         row = {"step": self.step, "val_loss": loss_sum / max(1, tokens), "val_tokens": tokens}
+        row["val_rows"], row["val_rows_of"], row["val_rows_whole"] = held_out.coverage(rows)
         label_bytes = held_out.label_bytes(rows)
         if label_bytes:
             row["val_bits_per_byte"] = loss_sum / math.log(2) / label_bytes
@@ -137,6 +147,8 @@ class Loop:
             )
 
     def _kept(self) -> str:
+        with suppress(UserError):  # what ends the run is worse
+            self.manager.wait()
         return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
     def _save(self) -> None:
@@ -154,7 +166,7 @@ class Loop:
             "val_loss": val_loss,
             "data": self.data.train.state(self.step),
         }
-        self.saved = self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
+        self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
 
     def _marked(self, slices: Iterator[Slice]) -> Iterator[Slice]:
         """The slices; each that is taken counts as progress."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,14 @@ class TensorSource(Protocol):
         """
 
 
+Accept = Callable[[float], bool]
+
+
+def always(_loss: float) -> bool:
+    """Update whatever the loss is."""
+    return True
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one optimizer step reports; the same numbers on every rank."""
@@ -48,6 +56,8 @@ class StepResult:
     grad_norm: float  # before clipping, global
     bad_samples: tuple[int, ...] = ()  # ids of the samples in micro-batches without a finite loss, over all ranks
     bad_rank: int | None = None  # the first rank that saw one
+    bad_tensors: tuple[str, ...] = ()  # whose gradients are not finite, where all losses are
+    updated: bool = True  # False: what was asked for the loss did not want the step
 
 
 @dataclass(frozen=True)
@@ -66,8 +76,10 @@ class Backend(Protocol):
     dp_size: int
     parameters_total: int  # of the whole model, tied tensors counted once
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         """Forward, backward and update over this rank's micro-batches of one global batch.
+
+        `accept` is given the mean loss, on every rank the same, and decides whether there is an update.
 
         The loss is the sum over all supervised tokens of the global batch divided by their number. If the loss or the
         gradient norm is not finite, nothing is updated.

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.backends.base import TensorSource
 from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE, mismatches, read_folder
 from engine.checkpoint.index import Shape

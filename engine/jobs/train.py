@@ -26,7 +26,7 @@ def run(context: Context) -> None:
     manager = CheckpointManager(context.run_dir, settings.checkpoint, context.comm)
     folder = manager.resume_from(settings.checkpoint.resume)
     if folder:
-        start = resume(backend, folder)
+        start = resume(context, backend, folder)
     else:
         load_start_weights(context, backend)
         start = Start()
@@ -48,6 +48,7 @@ def run(context: Context) -> None:
         loop.run()
     finally:
         data.close()
+        manager.close()
         context.result |= loop.summary()
         if metrics is not None:
             metrics.close()

@@ -119,3 +119,29 @@ def test_unequal_rows_at_the_end_are_padded_as_a_document_of_their_own(tmp_path,
     )  # after the end of text, which has no label either
     assert padding > 0 and last.cu_seqlens[-1] == len(flat)
     assert (len(flat) - padding) in last.cu_seqlens.tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_a_few_rows_are_spread_over_all_that_is_held_out(tmp_path, corpus, rows):
+    """Row i of n is row floor(i * m / n) of all m."""
+    everything = labelled_rows(held_out(tmp_path, corpus).batches(1000))
+    total = len(everything)
+    assert total > 8
+    side = held_out(tmp_path, corpus)
+    few = labelled_rows(side.batches(rows))
+    assert side.coverage(1000) == (total, total, True)
+    expected = {i: everything[i * total // rows] for i in range(rows)} if rows * 8 >= total else None
+    if expected is not None:
+        assert few == expected and side.coverage(rows) == (rows, total, True)
+    else:  # from the first eight times as many
+        assert few == {i: everything[i * 8] for i in range(rows)} and side.coverage(rows) == (rows, 8 * rows, False)
+
+
+def test_the_text_that_rows_are_picked_from_is_bounded(tmp_path, corpus, monkeypatch):
+    """Every rank tokenises it. What is asked for is there in any case."""
+    everything = labelled_rows(held_out(tmp_path, corpus).batches(1000))
+    monkeypatch.setattr("engine.data.held_out.POOL_TOKENS", 6 * 16)
+    side = held_out(tmp_path, corpus)
+    assert labelled_rows(side.batches(3)) == {i: everything[2 * i] for i in range(3)}
+    assert side.coverage(3) == (3, 6, False)
+    assert labelled_rows(side.batches(7)) == {i: everything[i] for i in range(7)}

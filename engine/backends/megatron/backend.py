@@ -11,16 +11,17 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
-from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
+from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.megatron import groups
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
-from engine.backends.megatron.state import Entry, entries, fill, slices
+from engine.backends.megatron.state import Entry, entries, fill, pieces, slices
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import Batch
-from engine.errors import UserError
+from engine.errors import OtherRank, UserError
+from engine.faults.finite import gather_bad_tensors, not_finite
 from engine.schema import Run
 
 
@@ -66,7 +67,7 @@ class MegatronBackend:
         for chunk in self._chunks:
             chunk.train(on)
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         self._train_mode(True)
         self._optimizer.zero_grad()
         results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
@@ -74,7 +75,11 @@ class MegatronBackend:
         if not math.isfinite(loss_sum):
             bad_rank, bad_samples = self._bad(batches, results)
             return StepResult(loss_sum, num_tokens, math.nan, bad_samples, bad_rank)
-        return StepResult(loss_sum, num_tokens, self._optimizer.step(lr))
+        update = accept(loss_sum / max(1, num_tokens))
+        norm = self._optimizer.step(lr, update)
+        if not math.isfinite(norm):
+            return StepResult(loss_sum, num_tokens, norm, (), *self._bad_gradients())
+        return StepResult(loss_sum, num_tokens, norm, updated=update)
 
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
         return self._totals(self._forward_only(batches))
@@ -124,9 +129,17 @@ class MegatronBackend:
         samples = sorted({sample for samples in answers if samples is not None for sample in samples})
         return (ranks[0] if ranks else None), tuple(samples)
 
+    def _bad_gradients(self) -> tuple[int | None, tuple[str, ...]]:
+        """The rank whose gradients alone are not finite, if it is one, and the tensors that have them. Collective."""
+        held = (entry for entry in self._entries if getattr(entry.parameter, "main_grad", None) is not None)
+        grads = ((entry, entry.parameter.main_grad.view(-1)) for entry in held)
+        mine = not_finite((piece.name, piece.view) for entry, grad in grads for piece in pieces(entry, grad, 0))
+        tensors, rank = gather_bad_tensors(mine, Comm(self._device))
+        return rank, tensors
+
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         for entry in self._entries:
-            if not entry.copies:
+            if not entry.copies and entry.parameter.requires_grad:
                 for kind in kinds:
                     held = self._held(kind, entry)
                     if held is not None:
@@ -159,14 +172,14 @@ class MegatronBackend:
         except UserError as caught:
             error = caught
         if Comm(self._device).any(error is not None):  # none may wait for another in vain
-            raise error or UserError("another rank could not read its weights; its message says why")
+            raise error or OtherRank("another rank could not read its weights; its message says why")
         if self._optimizer is not None:
             self._optimizer.main_to_model()
 
     def _fill(self, kind: str, entry: Entry, source: TensorSource) -> None:
-        if self._optimizer is None:
+        if self._optimizer is None or (kind == "param" and not entry.parameter.requires_grad):
             fill(kind, entry, entry.parameter.detach().view(-1), 0, source)
-        elif (share := self._optimizer.share(entry.parameter)) is not None:
+        elif entry.parameter.requires_grad and (share := self._optimizer.share(entry.parameter)) is not None:
             tensor = share.main if kind == "param" else share.state[kind]
             fill(kind, entry, tensor.detach().view(-1), share.start, source)
 

@@ -63,11 +63,14 @@ class AdamW:
             model.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def step(self, lr: float) -> float:
-        """Clip and update; the gradient norm before clipping. Updates nothing if the norm is not finite. Collective."""
+    def step(self, lr: float, update: bool = True) -> float:
+        """Clip and update; the gradient norm before clipping. Updates nothing if the norm is not finite. Collective.
+
+        Without `update` only the norm is computed.
+        """
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
-        if not math.isfinite(norm):
+        if not math.isfinite(norm) or not update:
             return norm
         if self._clip > 0:
             # Not megatron-core's own call, in which ranks without a share of the parameters skip a collective.

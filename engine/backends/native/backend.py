@@ -11,15 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.backends.base import ForwardResult, Slice, StepResult, TensorSource
+from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.native.attention import inputs
 from engine.backends.native.failures import gather_bad_samples
+from engine.backends.native.fuse import LossHead
 from engine.backends.native.shards import Shard, pieces
 from engine.backends.native.strategies import Strategy, local_grads
 from engine.checkpoint.weight_map import WeightMap
+from engine.comm import Comm
 from engine.data.batch import IGNORE, Batch
+from engine.faults.finite import gather_bad_tensors, not_finite
 from engine.optim.adamw import MOMENTS, AdamW
-from engine.optim.clip import clip_, squared_norm
+from engine.optim.clip import clip_factor, squared_norm
+from engine.optim.split import MainWeights
 
 LossSum = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,28 +34,33 @@ class NativeBackend:
     def __init__(
         self,
         strategy: Strategy,
-        optimizer: Optional[AdamW],
+        optimizer: AdamW | MainWeights | None,
         device: torch.device,
         ranks: tuple[int, int],
         weight_map: WeightMap,
         clip_grad: float,
         autocast: bool,
         loss_sum: LossSum,
+        loss_head: Optional[LossHead] = None,
+        kernels: Optional[dict[str, str]] = None,
     ) -> None:
-        """`ranks` is (rank, world size)."""
+        """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss."""
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
         self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
+        self._loss_head, self.kernels = loss_head, kernels or {}
+        self._sum_fp32 = isinstance(optimizer, MainWeights)
         self._shards = [shard for shard in strategy.shards if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
         self._owned = [shard for shard in self._shards if shard.owned]
 
     # training
 
-    def train_step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         assert self._optimizer is not None, "built without an optimizer"
+        self._mode(training=True)
         losses, tokens = self._accumulate(batches)
         sums = torch.stack(
             [torch.stack(losses).double().sum(), squared_norm(local_grads(self._owned), self._device), tokens]
@@ -60,8 +69,16 @@ class NativeBackend:
         loss, square, count = sums.tolist()  # the step's only wait for the device
         norm = math.sqrt(square) if square >= 0 else math.nan
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            samples, rank = gather_bad_samples(losses, batches, self.dp_rank, self.dp_size)
+            tensors: tuple[str, ...] = ()
+            if math.isfinite(loss):
+                mine = not_finite((shard.name, grad) for shard in self._shards if (grad := shard.grad) is not None)
+                tensors, rank = gather_bad_tensors(mine, Comm(self._device))
             self._zero_grad()
-            return StepResult(loss, int(count), norm, *gather_bad_samples(losses, batches, self.dp_rank, self.dp_size))
+            return StepResult(loss, int(count), norm, samples, rank, tensors)
+        if not accept(loss / max(1, int(count))):
+            self._zero_grad()
+            return StepResult(loss, int(count), norm, updated=False)
         self._update(norm, lr)
         return StepResult(loss, int(count), norm)
 
@@ -78,12 +95,20 @@ class NativeBackend:
                 loss = self._loss(batch, keep)
                 (loss * scale).backward()
             losses.append(loss.detach())
+            if self._sum_fp32 and len(batches) > 1:
+                for shard in self._shards:
+                    shard.add_up()
         return losses, tokens
 
     def _loss(self, batch: Batch, keep: Optional[Callable[[Tensor], None]] = None) -> Tensor:
         batch = batch.to(self._device)
+        if self._loss_head is not None:
+            assert keep is None, "logits are not kept where the loss is fused with the last matrix"
+            self._loss_head.labels = batch.labels_BS
         with self._precision():
             logits = self._strategy.module(**inputs(batch)).logits
+        if self._loss_head is not None:
+            return logits
         if keep is not None:
             keep(logits.detach())
         return self._loss_sum(logits, batch.labels_BS)
@@ -92,17 +117,14 @@ class NativeBackend:
         return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()
 
     def _update(self, norm: float, lr: float) -> None:
-        for shard in self._updated:
-            if shard.local is not shard.parameter:
-                shard.local.grad = shard.grad
-        clip_(local_grads(self._updated), norm, self._clip_grad)
-        self._optimizer.step(lr)
+        grads = {shard.local: grad for shard in self._updated if (grad := shard.grad) is not None}
+        self._optimizer.update(grads, lr, clip_factor(norm, self._clip_grad))
         self._zero_grad()
         self._strategy.after_update()
 
     def _zero_grad(self) -> None:
         for shard in self._strategy.shards:
-            shard.parameter.grad = shard.local.grad = None
+            shard.parameter.grad = shard.summed = None
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
         """Supervised tokens of all ranks."""
@@ -115,10 +137,16 @@ class NativeBackend:
         if self.dp_size > 1:
             dist.all_reduce(tensor)
 
+    def _mode(self, training: bool) -> None:
+        """Adapters drop what they read only while they are trained."""
+        if self._strategy.module.training != training:
+            self._strategy.module.train(training)
+
     # evaluation
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
+        self._mode(training=False)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in self._even(batches):
             loss += self._loss(batch)
@@ -158,7 +186,7 @@ class NativeBackend:
 
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         for shard in self._owned:
-            for kind in kinds:
+            for kind in kinds if shard.parameter.requires_grad else ():
                 for piece in pieces(shard, self._tensor(kind, shard), self._map):
                     yield Slice(kind, piece.name, piece.shape, piece.offset, piece.view)
 
@@ -167,11 +195,16 @@ class NativeBackend:
         for shard in self._shards:
             for kind in kinds:
                 if kind == "param" or shard.updated:
-                    for piece in pieces(shard, self._tensor(kind, shard), self._map):
+                    target = self._tensor(kind, shard)
+                    for piece in pieces(shard, target, self._map):
                         extent = tuple(piece.view.shape)
                         piece.view.copy_(source.read(kind, piece.name, piece.shape, piece.offset, extent))
+                    if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
+                        self._optimizer.set_main(shard.local, target)
 
     def _tensor(self, kind: str, shard: Shard) -> Tensor:
+        if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
+            return self._optimizer.main(shard.local)
         if kind == "param":
             return shard.local.detach()
         if kind in MOMENTS and self._optimizer is not None:
