@@ -30,6 +30,7 @@ MODULES = (
     "megatron.core.optimizer",
     "megatron.core.models.mimo.model.base",
     "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.transformer.moe.moe_layer",
     "megatron.core.tensor_parallel.random",
 )
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
-from hardware.megatron import Attribute, MegatronAdapter, ModuleGlobal, Rebinding, Recode, Uncompiled
+from hardware.cpu.uneven import gathering, scattering
+from hardware.megatron import Attribute, MegatronAdapter, ModuleGlobal, Rebinding, Recode, Uncompiled, resolve
 
 CPU = torch.device("cpu")
 FACTORIES = ("arange", "as_tensor", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace")
 FACTORIES += ("ones", "ones_like", "rand", "randint", "randn", "randperm", "tensor", "zeros", "zeros_like")
 OPTIMIZER = "megatron.core.optimizer."
+MAPPINGS = "megatron.core.tensor_parallel.mappings:"
 CPU_TYPES = tuple(
     (f"torch.cuda.{dtype}", f"torch.{dtype}") for dtype in ("FloatTensor", "HalfTensor", "BFloat16Tensor")
 )
@@ -45,6 +47,19 @@ class CpuMegatron(MegatronAdapter):
                 "the copy of tied embeddings on the last pipeline stage is moved with Tensor.cuda()",
                 names=(("cuda", "cpu"),),
             ),
+            ModuleGlobal(
+                "maybe_move_tensor_to_cpu",
+                resolve("megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu")[2],
+                already_here,
+                "the sizes of what experts exchange become plain numbers only on their way from a device",
+            ),
+            *(
+                Attribute(target, wrap(resolve(target)[2]), "gloo exchanges equal shares only")
+                for target, wrap in (
+                    (MAPPINGS + "_gather_along_first_dim", gathering),
+                    (MAPPINGS + "_reduce_scatter_along_first_dim", scattering),
+                )
+            ),
             Recode(OPTIMIZER + "clip_grads:clip_grad_by_total_norm_fp32", types_reason, constants=CPU_TYPES),
             Recode(
                 OPTIMIZER + "optimizer:Float16OptimizerWithFloat16Params.__init__", types_reason, constants=CPU_TYPES
@@ -62,6 +77,11 @@ class CpuMegatron(MegatronAdapter):
 def set_rng_state(state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
     """Stands in for a device generator's: the CPU generator takes the state."""
     torch.default_generator.set_state(state)
+
+
+def already_here(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Stands in for a copy from the device to the host: as an array where it is asked for."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def is_accelerator(device: Any) -> bool:
