@@ -24,8 +24,9 @@ COUNTS = {
     "task": ("lora.r",),
     "parallelism": ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "shard_size"),
     "schedule": ("steps", "decay_steps"),
-    "checkpoint": ("save_interval", "keep_last", "keep_every"),
+    "checkpoint": ("save_interval", "keep_last", "keep_every", "export_every"),
     "logger": ("interval",),
+    "faults": ("spike_window", "max_skips"),
     "launcher": ("nodes", "nproc_per_node"),
     "job": ("eval_interval", "eval_rows", "max_new_tokens"),
     "model": (
@@ -35,11 +36,28 @@ COUNTS = {
     ),
 }
 NOT_NEGATIVE = (
-    *("seed", "data.max_bad_samples", "optim.weight_decay", "optim.clip_grad", "schedule.warmup_steps"),
+    "faults.read_retries",
+    *(
+        "seed",
+        "data.max_bad_samples",
+        "data.shuffle_documents",
+        "optim.weight_decay",
+        "optim.clip_grad",
+        "schedule.warmup_steps",
+    ),
     *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
     *("model.router_aux_loss_coef", "moe.aux_loss", "moe.sequence_aux_loss", "moe.z_loss", "moe.bias_update_rate"),
 )
-POSITIVE = ("moe.capacity_factor", "faults.timeout_s", "task.lora.alpha", "optim.lr", "optim.eps", "model.rms_norm_eps", "model.rope_theta")
+POSITIVE = (
+    "faults.spike_threshold",
+    "moe.capacity_factor",
+    "faults.timeout_s",
+    "task.lora.alpha",
+    "optim.lr",
+    "optim.eps",
+    "model.rms_norm_eps",
+    "model.rope_theta",
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,7 @@ CHOICES = {
     "data.train_turns": ("all", "last"),
     "parallelism.recompute": ("none", "selective", "full"),
     "parallelism.strategy": ("ddp", "zero1", "fsdp", "hsdp"),
+    "faults.on_spike": ("warn", "skip", "stop"),
     "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
     "job.to": ("hf", "sharded"),
 }

@@ -31,9 +31,13 @@ class Task:
 
 @dataclass
 class Data:
-    name: str = MISSING  # stdlib | text | jsonl
+    name: str = MISSING  # stdlib | text | jsonl | chat | parquet | datasets | webdataset | energon | mixture
     path: Optional[str] = None  # file, folder or glob; a comma-separated list of them
-    field: str = "text"  # the JSONL key that holds the text
+    field: str = "text"  # what holds the text: JSON key, column, or part of a shard's samples (txt, json:key)
+    split: str = "train"  # of datasets folders and Energon datasets that have several
+    mixture: Optional[list[Any]] = None  # data=mixture: [{name: a, kind: text, path: DIR, weight: 3}, ...]
+    validation: Optional[list[Any]] = None  # named held-out sets: [{name: a, kind: jsonl, path: FILE}, ...]
+    shuffle_documents: Optional[int] = None  # shuffled within windows of this many; 0: in order; None: all at once
     held_out: float = 0.03  # share of the documents kept for validation
     tokenizer: Optional[str] = None  # directory; None trains a byte-level BPE on the corpus
     vocab_size: Optional[int] = None  # of the trained BPE; None: the model's vocab_size
@@ -124,7 +128,9 @@ class Checkpoint:
     keep_last: int = 2  # newest checkpoints kept
     keep_best: bool = True  # by validation loss
     keep_every: Optional[int] = None  # keep those whose step divides by this, for good
+    async_save: bool = True  # write while training goes on; steps wait for a copy in host memory only
     resume: Optional[str] = None  # auto, or a run folder, or one of its checkpoints
+    export_every: Optional[int] = None  # write hf_steps/step_* at every Nth save
     export_hf: bool = True  # write hf/ at the end
     export_dtype: Optional[str] = None  # fp32 | bf16 | fp16; None: the dtype of model.weights, else of precision
 
@@ -142,6 +148,11 @@ class Logger:
 @dataclass
 class Faults:
     timeout_s: float = 1800.0  # a rank that makes no progress for so long ends the run, with the stacks of all ranks
+    on_spike: str = "warn"  # warn | skip | stop: what to do at a loss far above the recent ones
+    spike_window: int = 64  # steps that tell what is usual
+    spike_threshold: float = 8.0  # robust standard deviations above their median
+    max_skips: int = 10  # so many skipped steps in a row end the run
+    read_retries: int = 4  # of a file read that failed, with growing pauses from a quarter of a second on
 
 
 @dataclass
@@ -174,6 +185,7 @@ class ConvertJob:
     to: str = "hf"  # hf | sharded
     out: Optional[str] = None  # None: inside the run folder
     source: Optional[str] = None  # the checkpoint or run folder to read for to=hf; model.weights for to=sharded
+    merge: bool = False  # to=hf: the source is an adapter; write its base with the adapter added
 
 
 @dataclass

@@ -11,7 +11,8 @@ from engine.checkpoint.index import load_index
 from engine.errors import UserError
 
 CONFIG = "config.json"
-TEXTS = (CONFIG, "generation_config.json")
+ADAPTER = "adapter_config.json"  # of a checkpoint that holds adapters only
+TEXTS = (CONFIG, "generation_config.json", ADAPTER)
 TOKENIZER = "tokenizer"
 # Files that tokenizers and processors of published models consist of.
 TOKENIZER_FILES = (

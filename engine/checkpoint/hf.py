@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
-from engine.checkpoint.card import CONFIG, Card, copy_tokenizer, read_card, sync_folder, write_synced
+from engine.checkpoint.card import ADAPTER, CONFIG, Card, copy_tokenizer, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
 from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE
@@ -18,6 +18,9 @@ from engine.checkpoint.index import Shape
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
 from engine.errors import UserError
+from engine.lora.adapter import MODEL as ADAPTER_MODEL
+from engine.lora.names import PREFIX
+from engine.lora.sources import Merged
 from engine.metrics.text import memory
 
 if TYPE_CHECKING:
@@ -61,12 +64,27 @@ def export_hf(
     `dtype` (F32, BF16, F16) asks for another one. Shards are dealt out over the ranks. The folder appears under its
     name when it is complete. UserError if it is there already and `replace` is false, or if the disk is full.
     """
-    comm = comm or Alone()
-    source, card = ShardedSource(checkpoint), read_card(checkpoint)
+    card = read_card(checkpoint)
     if CONFIG not in card.texts:
         raise UserError(f"{checkpoint}: has no {CONFIG}, so it cannot become a Hugging Face directory")
-    shards = plan_shards(plan(source, card, dtype), max_shard_bytes)
-    names = shard_names(len(shards))
+    return export(ShardedSource(checkpoint), card, out, dtype, comm, max_shard_bytes, replace)
+
+
+def export(
+    source: ShardedSource | Merged,
+    card: Card,
+    out: Path,
+    dtype: str | None = None,
+    comm: Ranks | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    replace: bool = False,
+) -> Path:
+    """Write a source's parameters as the card says; the rest is as `export_hf` has it. Adapters go into PEFT's format."""
+    comm = comm or Alone()
+    planned = plan(source, card, dtype)
+    adapters = ADAPTER in card.texts
+    shards = [planned] if adapters else plan_shards(planned, max_shard_bytes)
+    names = [ADAPTER_MODEL] if adapters else shard_names(len(shards))
     temporary = out.with_name(out.name + ".tmp")
     agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
     mine = list(zip(names, shards, strict=True))[comm.rank :: comm.world]
@@ -81,14 +99,16 @@ def export_hf(
     return out
 
 
-def plan(source: ShardedSource, card: Card, dtype: str | None) -> list[Planned]:
+def plan(source: ShardedSource | Merged, card: Card, dtype: str | None) -> list[Planned]:
     """What to write, in the published order. UserError if the checkpoint lacks a tensor."""
-    shapes = source.index.shapes()
-    stored = card.stored or {name: source.dtype_of("param", name) for name in shapes}
+    shapes = source.index.shapes() if isinstance(source, ShardedSource) else source.shapes
+    stored = card.stored
+    if not stored and isinstance(source, ShardedSource):
+        stored = {name: source.dtype_of("param", name) for name in shapes}
     back = {target: alias for alias, target in card.aliases.items()}
     planned = []
     for name, own in stored.items():
-        candidates = (name, card.aliases.get(name), back.get(name))
+        candidates = (name, card.aliases.get(name), back.get(name), name.removeprefix(PREFIX))
         found = next((c for c in candidates if c in shapes), None)
         if found is None:
             raise UserError(f"{source.folder}: holds no param '{name}'")
@@ -112,7 +132,7 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-def write_shard(path: Path, source: ShardedSource, shard: list[Planned]) -> None:
+def write_shard(path: Path, source: ShardedSource | Merged, shard: list[Planned]) -> None:
     """One file; larger elements come first, so that every tensor is aligned."""
     ordered = sorted(shard, key=lambda t: -DTYPES[t.dtype].itemsize)
     room = header_room([(t.name, t.dtype, t.shape) for t in ordered], METADATA)
@@ -145,7 +165,9 @@ def _complete(
         total = sum(t.nbytes for shard in shards for t in shard)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         write_synced(temporary / HF_INDEX, json.dumps(index, indent=2) + "\n")
-    for name, text in card.texts.items():
+    # PEFT's directories leave the config to the base that they name.
+    texts = {ADAPTER: card.texts[ADAPTER]} if ADAPTER in card.texts else card.texts
+    for name, text in texts.items():
         write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
     if card.tokenizer is not None:
         copy_tokenizer(card.tokenizer, temporary)

@@ -6,29 +6,39 @@ import json
 import math
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.backends.base import Slice
 from engine.checkpoint.agree import Ranks, agree, attempt
+from engine.checkpoint.background import BackgroundSave, HostCopies
 from engine.checkpoint.card import Card
+from engine.checkpoint.config import DTYPE_OF
+from engine.checkpoint.hf import export_hf
 from engine.checkpoint.index import STATE, read_json
 from engine.checkpoint.paths import CHECKPOINTS, complete, find_checkpoint, newest, step_folder
-from engine.checkpoint.sharded import save_sharded
+from engine.checkpoint.sharded import prepare, save_sharded
 from engine.errors import UserError
 from engine.schema import Checkpoint
 
 BEST = "best.json"
+EXPORTS = "hf_steps"  # what `checkpoint.export_every` writes
+CLOSE_S = 60.0
 
 
 class CheckpointManager:
     """Saves under `run_dir/checkpoints` and keeps the last N, the best by validation loss and every Mth step.
 
     `card` may be set later, but before the first save; without one a checkpoint cannot be exported by itself.
+    `saved` is the last checkpoint that is complete: what this run resumed from, then what it saved.
     """
 
     def __init__(self, run_dir: Path, settings: Checkpoint, comm: Ranks, card: Card | None = None) -> None:
         self.run_dir, self.settings, self.comm, self.card = run_dir, settings, comm, card
+        self.saved: Path | None = None
+        self._copies = HostCopies()
+        self._saving: BackgroundSave | None = None
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint of this run."""
@@ -36,22 +46,60 @@ class CheckpointManager:
 
     def resume_from(self, resume: str | None) -> Path | None:
         """The checkpoint that `checkpoint.resume` means: `auto` is this run's newest, if it has one."""
-        if resume is None:
-            return None
-        return self.newest() if resume == "auto" else find_checkpoint(Path(resume))
+        if resume is not None:
+            self.saved = self.newest() if resume == "auto" else find_checkpoint(Path(resume))
+        return self.saved
 
     def save(self, step: int, slices: Iterable[Slice], state: dict[str, Any], needed_bytes: int | None = None) -> Path:
-        """Write a checkpoint, then delete those no longer kept. Collective.
+        """Write a checkpoint, then delete those no longer kept. Collective. Returns the folder, complete or to be.
 
+        With `checkpoint.async_save` this returns when the slices are copied, and waits first for the save before.
         `state["val_loss"]`, if given, decides which checkpoint is the best. `needed_bytes` is an estimate of the size
-        over all ranks; without it the size of the newest checkpoint serves. UserError if the disk is full.
+        over all ranks; without it the size of the newest checkpoint serves. UserError if the disk is full, now or from
+        the next save or `wait`.
         """
+        self.wait()
         folder = step_folder(self.run_dir, step)
         if needed_bytes is None and self.comm.rank == 0:
             needed_bytes = _size(self.newest())
-        save_sharded(folder, slices, state, self.comm, self.card, needed_bytes, finite=True)
-        agree(self.comm, attempt(lambda: self._retain(step)) if self.comm.rank == 0 else None)
+        if self.settings.async_save:
+            temporary = folder.with_name(folder.name + ".tmp")
+            agree(self.comm, attempt(lambda: prepare(folder, temporary, needed_bytes)) if self.comm.rank == 0 else None)
+            copies, card = self._copies.take(slices), self.card or Card()
+            self._saving = BackgroundSave(folder, copies, state, self.comm, card, partial(self._afterwards, step))
+        else:
+            save_sharded(folder, slices, state, self.comm, self.card, needed_bytes, finite=True)
+            agree(self.comm, attempt(partial(self._afterwards, step)) if self.comm.rank == 0 else None)
+            self.saved = folder
         return folder
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background has failed on this rank: `wait` then raises on every one."""
+        return self._saving is not None and self._saving.failed
+
+    def wait(self) -> None:
+        """Return when no save is under way. Collective; raises its UserError on every rank if it failed."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+            self.saved = saving.folder
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Give a save that is under way the time to end. Not collective: for a rank that leaves with an error."""
+        saving, self._saving = self._saving, None
+        if saving is not None and saving.join(timeout) and saving.folder.is_dir():
+            self.saved = saving.folder
+
+    def _afterwards(self, step: int) -> None:
+        """What follows a complete checkpoint. By one rank."""
+        self._retain(step)
+        every, dtype = self.settings.export_every, self.settings.export_dtype
+        if every and step % (every * (self.settings.save_interval or 1)) == 0:
+            folder = step_folder(self.run_dir, step)
+            out = self.run_dir / EXPORTS / folder.name
+            out.parent.mkdir(exist_ok=True)
+            export_hf(folder, out, DTYPE_OF[dtype] if dtype else None, replace=True)
 
     def _retain(self, step: int) -> None:
         """Delete what the settings do not keep, now that the checkpoint of `step` is complete.

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.card import CONFIG, Card, read_card, read_texts, tokenizer_files
+from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, read_texts, tokenizer_files
 from engine.checkpoint.config import DTYPE_OF, config_text, to_published
 from engine.checkpoint.paths import find_checkpoint
 from engine.checkpoint.sources import HFSource, is_hf
 from engine.checkpoint.weight_map import WeightMap
 from engine.family import Family, load_dotted
+from engine.lora.adapter import base_of
+from engine.lora.adapter import config_text as adapter_text
+from engine.lora.names import PREFIX, adapter_shapes, last, linear_layers, trained_adapters
 from engine.schema import Run
 
 GENERATION = "generation_config.json"
@@ -30,8 +33,10 @@ def make_card(
     weight_map = load_dotted(family.weights)(run.model)
     if resumed is not None:
         card = read_card(resumed)
+    elif trained_adapters(run, run.job.name):
+        card = _adapter_card(run, family, weight_map)
     elif run.model.weights:
-        card = _published_card(Path(run.model.weights), family, weight_map)
+        card = _published_card(base_of(Path(run.model.weights)), family, weight_map)
     else:
         dtype = DTYPE_OF[run.precision.name]
         published = to_published(family, run.model)
@@ -46,6 +51,15 @@ def make_card(
     return replace(
         card, family=family.name, aliases=weight_map.aliases, texts=texts, tokenizer=tokenizer or card.tokenizer
     )
+
+
+def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:
+    """Of a run that trains adapters: they are stored in fp32 under PEFT's names, and their config names the base."""
+    base, settings = Path(run.model.weights), run.task.lora
+    layers = linear_layers(weight_map.published, settings.targets)
+    targets = list(dict.fromkeys(last(layer) for layer in layers))
+    texts = _published_card(base, family, weight_map).texts | {ADAPTER: adapter_text(settings, targets, str(base))}
+    return Card(family.name, {PREFIX + name: "F32" for name in adapter_shapes(layers, settings.r)}, texts=texts)
 
 
 def generation_text(config: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
 from engine.errors import UserError
 from engine.family import Family, load_dotted
+from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter
+from engine.lora.sources import Merged
 
 CACHE_BYTES = 2 << 30
 
@@ -118,12 +120,18 @@ class HFSource:
         return self._files.rectangle(self._where[stored], stored, tuple(offset), tuple(extent))
 
 
-def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSource:
+def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSource | Merged:
     """The source that `model.weights` names: a Hugging Face directory, a checkpoint of ours or a run folder.
+
+    An adapter's folder gives its base with the adapter added.
 
     UserError, listing all that does not fit, unless its tensors are those of the model.
     """
     weight_map = load_dotted(family.weights)(model)
+    if is_adapter(path):
+        adapter = read_adapter(path)
+        check_adapter(adapter, weight_map.published)
+        return Merged(open_weights(base_of(path), family, model), adapter)
     if not is_hf(path):
         source = ShardedSource(_our_checkpoint(path))
         check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)

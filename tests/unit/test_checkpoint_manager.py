@@ -18,13 +18,22 @@ from engine.errors import UserError
 from engine.schema import Checkpoint
 
 
+@pytest.fixture(params=[False, True], ids=["sync", "async"], autouse=True)
+def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule holds for both ways of saving."""
+    monkeypatch.setattr(Checkpoint, "async_save", request.param)
+
+
 def manager(root: Path, **settings: Any) -> CheckpointManager:
-    return CheckpointManager(root, Checkpoint(name="test", **settings), Alone())
+    return CheckpointManager(root, Checkpoint("test", async_save=Checkpoint.async_save, **settings), Alone())
 
 
 def save(m: CheckpointManager, step: int, val_loss: float | None = None) -> Path:
     part = Slice("param", "w", (2,), (0,), torch.full((2,), float(step)))
-    return m.save(step, [part], {"step": step, "val_loss": val_loss})
+    folder = m.save(step, [part], {"step": step, "val_loss": val_loss})
+    m.wait()
+    assert m.saved == folder
+    return folder
 
 
 def steps(root: Path) -> list[int]:

@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,61 +16,15 @@ import torch
 from torch import Tensor
 
 from engine.backends.base import Slice
-from engine.checkpoint import sharded, tensor_file
+from engine.checkpoint import share as share_module
+from engine.checkpoint import tensor_file
 from engine.checkpoint.agree import Alone
 from engine.checkpoint.card import Card, read_card
 from engine.checkpoint.index import Part, overlapping
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.sharded import save_sharded
 from engine.errors import UserError
-
-
-class ThreadRanks:
-    """Ranks as threads of this process."""
-
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self._barrier = threading.Barrier(world, timeout=20)
-        self._values: list[Any] = [None] * world
-
-    def member(self, rank: int) -> Member:
-        return Member(self, rank)
-
-    def gather(self, rank: int, value: Any) -> list[Any]:
-        self._values[rank] = json.dumps(value)
-        self._barrier.wait()
-        values = [json.loads(v) for v in self._values]
-        self._barrier.wait()
-        return values
-
-
-class Member:
-    def __init__(self, group: ThreadRanks, rank: int) -> None:
-        self._group, self.rank, self.world = group, rank, group.world
-
-    def barrier(self) -> None:
-        self._group.gather(self.rank, None)
-
-    def all_gather(self, message: Any) -> list[Any]:
-        return self._group.gather(self.rank, message)
-
-
-def on_ranks(world: int, function: Callable[[Any], Any]) -> list[Any]:
-    """The function's value or exception on every rank."""
-    group, results = ThreadRanks(world), [None] * world
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = function(group.member(rank))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+from tests.unit.thread_ranks import on_ranks
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -293,7 +246,7 @@ def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             drawn[rank] += 1
             yield Slice("param", "w", (12, 2), (row, 0), tensor[row : row + 1])
 
-    monkeypatch.setattr(sharded, "TensorFile", SometimesFull)
+    monkeypatch.setattr(share_module, "TensorFile", SometimesFull)
     results = on_ranks(2, lambda comm: save_sharded(tmp_path / "step_00000002", share(comm.rank), {}, comm))
     for error in results:
         assert isinstance(error, UserError)
@@ -322,7 +275,7 @@ def test_estimate_is_checked_before_writing(tmp_path: Path) -> None:
         yield
 
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(UserError, match="no room.*there is no earlier checkpoint"):
+    with pytest.raises(UserError, match=r"no room.*there is no earlier checkpoint"):
         save_sharded(tmp_path / "step_00000001", never(), {}, Alone(), needed_bytes=free * 2)
     assert list(tmp_path.iterdir()) == []
 
