@@ -19,6 +19,7 @@ from engine.context import Context
 from engine.data.loader import DataModule
 from engine.errors import Interrupted, UserError
 from engine.faults.finite import listed
+from engine.faults.spikes import SpikeRule
 from engine.jobs.sample import continuation
 from engine.jobs.start import Start
 from engine.metrics.progress import Progress
@@ -44,6 +45,8 @@ class Loop:
         self.first_step = start.step
         self.last: dict[str, Any] = {}
         self.last_val: dict[str, Any] = {}
+        self.spikes = SpikeRule(context.run.faults, start.state.get("spikes"))
+        self.notes: list[str] = []  # for the user, once the step is shown
         self._stop_signal: int | None = None
 
     def run(self) -> None:
@@ -57,8 +60,12 @@ class Loop:
                 while self.step < steps:
                     row = self._one_step()
                     progress.step(row)
+                    for note in self.notes:
+                        progress.message(note)
+                    self.notes.clear()
                     if self.metrics is not None:
                         self.metrics.write(row)
+                    self.spikes.check(f"step {self.step} (samples {row.get('samples')})")
                     if self.step % job.eval_interval == 0 or self.step == steps:
                         self._validate(progress)
                     if self.context.comm.any(self._stop_signal is not None or self.manager.failed):
@@ -91,10 +98,10 @@ class Loop:
         self.context.page.beat(f"step {step}, forward and backward")
         lr = learning_rate(self.step, self.run_config.optim.lr, self.run_config.schedule)
         torch.manual_seed(self.run_config.seed + self.step)
-        result = self.backend.train_step(batches, lr)
+        result = self.backend.train_step(batches, lr, self.spikes.accept)
         self.step += 1
         self._check(result)
-        self.tokens += result.num_tokens
+        self.tokens += result.num_tokens if result.updated else 0
         self.last = {
             "step": self.step,
             "loss": result.loss_sum / max(1, result.num_tokens),
@@ -104,8 +111,20 @@ class Loop:
             "step_tokens": result.num_tokens,
             "data_wait_s": ready - begin,
             "step_s": time.perf_counter() - begin,
+            **result.metrics,
         }
+        if self.spikes.last is not None:
+            self._note_spike()
         return self.last
+
+    def _note_spike(self) -> None:
+        """A loss far above the recent ones goes into the metrics with its samples, and maybe ends the run."""
+        spike, rows = self.spikes.last, self.run_config.data.global_batch_size
+        first, last = (self.step - 1) * rows, self.step * rows - 1
+        self.last |= {"spike_limit": spike.limit, "skipped": spike.skipped, "samples": [first, last]}
+        what = "skipped" if spike.skipped else "learned all the same (faults.on_spike=warn)"
+        where = f"step {self.step}, samples {first} to {last}"
+        self.notes.append(f"{where}: loss {spike.loss:.4g} is a spike, above {spike.limit:.4g}; {what}")
 
     def _check(self, result: StepResult) -> None:
         """A loss or gradient that is not finite ends the run; nothing has been updated."""
@@ -165,6 +184,7 @@ class Loop:
             "best_val_loss": self.best_val_loss,
             "val_loss": val_loss,
             "data": self.data.train.state(self.step),
+            "spikes": self.spikes.state(),
         }
         self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
 
@@ -192,6 +212,7 @@ class Loop:
             "loss": self.last.get("loss"),
             **{k: v for k, v in self.last_val.items() if k != "step"},
             "tokens": self.tokens,
+            **({"spikes": self.spikes.spikes, "skipped_steps": self.spikes.skipped} if self.spikes.spikes else {}),
             "checkpoint": str(self.saved) if self.saved else None,
             "memory_peak_bytes": self.context.hardware.memory().peak,
         }
