@@ -10,6 +10,7 @@ from engine.schema import Run
 NOT_TRAINING = ("forward", "convert", "prepare", "sample")
 KEPT = ("save_interval", "keep_last", "keep_best", "keep_every", "export_hf")
 CHAT_KEYS = ("format", "chat_template", "train_on_prompt", "train_turns", "final_tool_calls")
+SPLIT = ("datasets", "energon")
 RECORDS = ("jsonl", "parquet", "datasets", "webdataset", "energon")  # sources whose samples have named parts
 
 
@@ -31,7 +32,22 @@ RULES = (
     Rule(
         ("data.field",),
         lambda run: run.data.name not in (*RECORDS, "mixture"),
-        lambda run: f"data={run.data.name} reads whole files and has no fields; data=jsonl has",
+        lambda run: f"data={run.data.name} has no fields to choose from; data=jsonl has",
+    ),
+    Rule(
+        ("data.field", "data.path", "data.split"),
+        lambda run: run.data.name == "mixture",
+        lambda run: "every source of data.mixture has its own",
+    ),
+    Rule(
+        ("data.split",),
+        lambda run: run.data.name not in (*SPLIT, "mixture"),
+        lambda run: f"data={run.data.name} has no splits; data={' and data='.join(SPLIT)} have",
+    ),
+    Rule(
+        ("data.mixture",),
+        lambda run: run.data.name != "mixture",
+        lambda run: f"this is data={run.data.name}, and only data=mixture reads it",
     ),
     Rule(
         ("data.workers",),
@@ -57,6 +73,11 @@ RULES = (
         ("data.train_turns",),
         lambda run: run.data.train_on_prompt,
         lambda run: "data.train_on_prompt=true learns all turns",
+    ),
+    Rule(
+        ("job.merge",),
+        lambda run: getattr(run.job, "to", None) == "sharded",
+        lambda run: "job.to=sharded merges adapters anyway",
     ),
     Rule(
         ("task.lora.",),

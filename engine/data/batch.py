@@ -24,6 +24,7 @@ class Batch:
     cu_seqlens: Tensor  # int32 [documents + 1], 0 first and B*S last
     max_seqlen: int
     sample_ids: list[int] = field(default_factory=list)  # global row numbers, one for each row
+    sources: list[int] = field(default_factory=list)  # number of each row's source in the mixture
     experts: dict[int, Tensor] = field(default_factory=dict)  # by layer, int64 [B, S, k]: router decisions to replay
 
     @property
@@ -43,7 +44,13 @@ class Batch:
             for t in (self.tokens_BS, self.labels_BS, self.positions_BS, self.cu_seqlens)
         )
         experts = {layer: chosen.to(device, non_blocking=True) for layer, chosen in self.experts.items()}
-        return Batch(*tensors, self.max_seqlen, self.sample_ids, experts)
+        return Batch(*tensors, self.max_seqlen, self.sample_ids, self.sources, experts)
+
+
+def sample_rows(batch: Batch) -> Tensor:
+    """The number of each row within the batch, negative for rows that only fill it up."""
+    ids = batch.sample_ids or [-1] * batch.tokens_BS.shape[0]
+    return torch.tensor([row if sample >= 0 else -1 for row, sample in enumerate(ids)])
 
 
 def rows_to_batch(tokens_BS: Tensor, labels_BS: Tensor, starts_BS: Tensor, sample_ids: list[int]) -> Batch:

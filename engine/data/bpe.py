@@ -11,8 +11,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from engine.data import SMALLEST_BPE
 from engine.data.cache import cached
-from engine.data.corpus import Corpus
 from engine.data.sources import BadSample, BadSamples
+from engine.data.split import Numbered
 from engine.data.tokenizer import all_cores
 from engine.errors import UserError
 
@@ -25,7 +25,7 @@ VERSION = 1  # of everything below: part of the cache's key
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[\r\n]+[ \t]*|\s+"
 
 
-def trained_bpe(corpus: Corpus, vocab_size: int, cache: Path, bad: BadSamples) -> Path:
+def trained_bpe(corpus: Numbered, vocab_size: int, cache: Path, bad: BadSamples) -> Path:
     """The directory of a tokenizer of at most `vocab_size` tokens, trained on the training documents or cached.
 
     The same corpus and settings give the same tokenizer. Raises UserError if `vocab_size` is too small for every byte.
@@ -73,7 +73,7 @@ def save_bpe(core: tokenizers.Tokenizer, folder: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n")
 
 
-def _sample(corpus: Corpus, bad: BadSamples) -> Iterator[str]:
+def _sample(corpus: Numbered, bad: BadSamples) -> Iterator[str]:
     """The training documents, or an even selection of them where they are more than SAMPLE_BYTES."""
     share = min(1.0, SAMPLE_BYTES / max(1, corpus.num_bytes))
     taken = 0.0

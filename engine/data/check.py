@@ -5,7 +5,20 @@ from __future__ import annotations
 import codecs
 
 from engine.data.chat.files import check_chats
-from engine.data.sources import WIDE, BadSample, BadSamples, SourceFile, is_wide, list_files, not_utf8, parse_line
+from engine.data.formats import RECORDS
+from engine.data.formats.files import check_records
+from engine.data.mixture import sources, validation_sets
+from engine.data.sources import (
+    WIDE,
+    BadSample,
+    BadSamples,
+    SourceFile,
+    is_wide,
+    list_files,
+    not_utf8,
+    parse_line,
+    refuse,
+)
 from engine.data.tokenizer_files import check_tokenizer
 from engine.errors import UserError
 from engine.schema import Data
@@ -22,10 +35,33 @@ def check_paths(data: Data, vocab_size: int | None = None) -> None:
         raise UserError(f"data.held_out={data.held_out} is not a share of the documents; 0 <= data.held_out < 1 is")
     if data.tokenizer is not None:
         check_tokenizer(data.tokenizer, vocab_size)
+    if data.name == "mixture" or data.validation:
+        _check_several(data)
+    else:
+        _check_source(data)
+
+
+def _check_several(data: Data) -> None:
+    """Every source of a mixture and every validation set, what is wrong with each after its name."""
+    problems = []
+    for source in [*sources(data), *validation_sets(data)]:
+        try:
+            _check_source(source.data)
+        except UserError as error:
+            called = f"{source.name}: " if source.name else ""
+            problems += [f"{called}{line}" for line in str(error).splitlines()]
+    refuse(problems)
+
+
+def _check_source(data: Data) -> None:
     if data.name == "chat":
         check_chats(data, CHECKED_BYTES)
         return
-    files, bad, budget = list_files(data), BadSamples(data.max_bad_samples), CHECKED_BYTES
+    bad = BadSamples(data.max_bad_samples)
+    if data.name in RECORDS:
+        check_records(data, bad)
+        return
+    files, budget = list_files(data), CHECKED_BYTES
     if data.name == "stdlib":
         return
     has_text = False

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.data.corpus import Corpus
 from engine.data.sources import BadSample, BadSamples
+from engine.data.split import Numbered
 from engine.data.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 18  # of text for each call of the tokenizer
@@ -26,7 +26,7 @@ class Documents(Protocol):
         """For each number the document's token ids and an end of text; empty for one that has no text or is skipped."""
 
 
-def encode(corpus: Corpus, tokenizer: Tokenizer, ids: list[int]) -> list[np.ndarray | BadSample]:
+def encode(corpus: Numbered, tokenizer: Tokenizer, ids: list[int]) -> list[np.ndarray | BadSample]:
     """Token ids and an end of text for each document; empty without text; what is wrong with a bad sample."""
     texts: list[str] = []
     bad: dict[int, BadSample] = {}
@@ -44,7 +44,7 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, ids: list[int]) -> list[np.ndar
 Encode = Callable[[Any, Tokenizer, list[int]], list[Any]]  # as `encode` above, for other kinds of documents too
 
 
-def chunks(corpus: Corpus, ids: Iterator[int], max_bytes: int, max_documents: int) -> Iterator[list[int]]:
+def chunks(corpus: Numbered, ids: Iterator[int], max_bytes: int, max_documents: int) -> Iterator[list[int]]:
     """Cut a stream of documents into lists of about `max_bytes`."""
     chunk: list[int] = []
     size = 0
@@ -63,7 +63,7 @@ class OnlineDocuments:
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Numbered,
         tokenizer: Tokenizer,
         bad: BadSamples,
         workers: int = 1,

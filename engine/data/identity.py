@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.data.mixture import sources
 from engine.data.sources import SourceFile, list_files
 from engine.schema import Data, Run
 
@@ -29,6 +30,11 @@ def settings_identity(run: Run) -> dict[str, Any]:
         "data.name": data.name,
         "data.field": data.field,
         "data.held_out": data.held_out,
+        "data.split": data.split,
+        "data.shuffle_documents": data.shuffle_documents,
+        "data.mixture": [[s.name, s.data.name, s.data.field, s.data.split, s.weight] for s in sources(data)]
+        if data.name == "mixture"
+        else None,
     } | {f"data.{key}": getattr(data, key) for key in CHAT if data.name == "chat"}
 
 
@@ -45,7 +51,16 @@ def data_identity(run: Run) -> dict[str, Any]:
 
 
 def _corpus(data: Data) -> str:
-    return corpus_identity(data.name, list_files(data))
+    if data.name != "mixture":
+        return corpus_identity(data.name, list_files(data))
+    return mixture_identity([(s.name, corpus_identity(s.data.name, list_files(s.data))) for s in sources(data)])
+
+
+def mixture_identity(corpora: list[tuple[str, str]]) -> str:
+    """Of a mixture by its sources' names and identities."""
+    from engine.data.files import digest
+
+    return digest("mixture", corpora)
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

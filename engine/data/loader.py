@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engine.data.chat.load import open_chats
 from engine.data.chat.preview import Preview, previews
 from engine.data.corpus import open_corpus
 from engine.data.documents import Documents, OnlineDocuments
 from engine.data.held_out import HeldOut
-from engine.data.identity import settings_identity
+from engine.data.identity import mixture_identity, settings_identity
+from engine.data.joined import join
+from engine.data.mixture import Source, sources, validation_sets
+from engine.data.order import Order
 from engine.data.packing import Cursor, Packer
 from engine.data.resources import Log, cache_dir, corpus_tokenizer
+from engine.data.row_reader import Stream
 from engine.data.sources import BadSamples
+from engine.data.split import Numbered
 from engine.data.token_cache import token_cache
 from engine.data.tokenizer import Tokenizer
 from engine.data.train_rows import TrainData
@@ -24,16 +31,35 @@ from engine.schema import Run
 
 @dataclass
 class DataModule:
-    """What a training run reads. `held_out` is None if nothing was held out."""
+    """What a training run reads."""
 
     tokenizer: Tokenizer
     train: TrainData
-    held_out: HeldOut | None
+    validation: dict[str, HeldOut] = field(default_factory=dict)  # named sets; "" where a run has one of no name
     previews: tuple[Preview, ...] = ()  # the first conversations, for a person to check
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the training sources, by the numbers in `Batch.sources`."""
+        return tuple(stream.name for stream in self.train.streams)
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The first validation set; None if there is none."""
+        return next(iter(self.validation.values()), None)
 
     def close(self) -> None:
         """Stop the threads."""
         self.train.close()
+
+
+@dataclass
+class Opened:
+    """A source with its documents as token ids."""
+
+    source: Source
+    corpus: Numbered
+    documents: Documents
 
 
 def build_data(
@@ -52,46 +78,95 @@ def build_data(
     """
     data, bad = run.data, BadSamples(run.data.max_bad_samples, log)
     chats = open_chats(run, bad, log, tokenizer_dir) if data.name == "chat" else None
-    corpus = chats.corpus if chats else open_corpus(data, cache_dir(run))
-    tokenizer = chats.tokenizer if chats else corpus_tokenizer(run, corpus, bad, log, tokenizer_dir)
-    offline = token_cache(corpus, tokenizer, cache_dir(run), bad)[0] if data.packing == "offline" else None
-    plain = offline or OnlineDocuments(corpus, tokenizer, bad, data.workers)
-    documents: Documents = chats.documents if chats else plain
-    train_ids, held_out_ids = corpus.side(held_out=False), corpus.side(held_out=True)
-    if not len(train_ids):
+    if chats:
+        tokenizer, opened = chats.tokenizer, [Opened(sources(data)[0], chats.corpus, chats.documents)]
+    else:
+        found = sources(data)
+        corpora = [open_corpus(source.data, cache_dir(run), bad) for source in found]
+        tokenizer = corpus_tokenizer(run, join(corpora), bad, log, tokenizer_dir)
+        opened = [_opened(run, *pair, tokenizer, bad, log) for pair in zip(found, corpora, strict=True)]
+    identity = settings_identity(run) | {"corpus": _identity(opened), "tokenizer": tokenizer.fingerprint}
+    identity |= chats.identity if chats else {}
+    streams = [_stream(run, one, log) for one in opened]
+    held_out = _held_out(run, opened, tokenizer, bad, log, (dp_rank, dp_size))
+    train = TrainData(streams, data, identity, dp_rank, dp_size, state, pin_memory)
+    shown = previews(chats, chats.corpus.side(held_out=False)) if chats and dp_rank == 0 else []
+    return DataModule(tokenizer, train, held_out, tuple(shown))
+
+
+def _opened(run: Run, source: Source, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, log: Log) -> Opened:
+    if run.data.packing != "offline":
+        return Opened(source, corpus, OnlineDocuments(corpus, tokenizer, bad, run.data.workers))
+    cache, _ = token_cache(corpus, tokenizer, cache_dir(run), bad)
+    log(f"data: {cache.meta['tokens']} tokens from {cache.folder}")
+    return Opened(source, corpus, cache)
+
+
+def _identity(opened: list[Opened]) -> str:
+    if len(opened) == 1 and not opened[0].source.name:
+        return opened[0].corpus.identity
+    return mixture_identity([(one.source.name, one.corpus.identity) for one in opened])
+
+
+def _stream(run: Run, one: Opened, log: Log) -> Stream:
+    """The rows of a source's training documents."""
+    data, ids = run.data, one.corpus.side(held_out=False)
+    called = f"{one.source.name}: " if one.source.name else ""
+    if not len(ids):
         raise UserError(
-            f"data.path={data.path}: no document is left for training; name more text or lower data.held_out"
+            f"data.path={one.source.data.path}: no document is left for training; name more text or lower data.held_out"
         )
-    size = corpus.num_bytes / 1e6
-    log(f"data: {len(train_ids)} documents for training, {len(held_out_ids)} held out, {size:.1f} MB in all")
-    if offline:
-        log(f"data: {offline.meta['tokens']} tokens from {offline.folder}")
-    window_rows = max(1, data.shuffle_rows)
+    held_out, size = len(one.corpus) - len(ids), one.corpus.num_bytes / 1e6
+    log(f"data: {called}{len(ids)} documents for training, {held_out} held out, {size:.1f} MB in all")
+    order = Order(ids, run.seed, data.shuffle_documents, one.corpus.shards)
 
     def once_through(tokens: int) -> None:
-        if note := repetition_note(tokens, run):
+        if note := repetition_note(tokens, run, one.source, share):
             log(note)
 
     def packer_at(cursor: Cursor, window: int) -> Packer:
-        return Packer(documents, train_ids, data.seq_len, window_rows, run.seed, cursor, window, once_through)
+        rows = max(1, data.shuffle_rows)
+        return Packer(one.documents, order, data.seq_len, rows, cursor, window, once_through)
 
-    identity = settings_identity(run) | {"corpus": corpus.identity, "tokenizer": tokenizer.fingerprint}
-    identity |= chats.identity if chats else {}
-    held_out = HeldOut(documents, held_out_ids, tokenizer, data.seq_len, data.micro_batch_size, (dp_rank, dp_size))
-    known_held_out = held_out if held_out.has_text() else None
-    train = TrainData(packer_at, data, identity, dp_rank, dp_size, state, pin_memory)
-    shown = previews(chats, train_ids) if chats and dp_rank == 0 else []
-    return DataModule(tokenizer, train, known_held_out, tuple(shown))
+    total = sum(source.weight for source in sources(data))
+    share = one.source.weight / total
+    return Stream(one.source.name, one.source.weight, packer_at)
 
 
-def repetition_note(tokens: int, run: Run) -> str | None:
-    """What to say of a corpus that is shorter than the run; None if it is not."""
+def _held_out(
+    run: Run, opened: list[Opened], tokenizer: Tokenizer, bad: BadSamples, log: Log, dp: tuple[int, int]
+) -> dict[str, HeldOut]:
+    """What was held out of each source, and the sets that the settings name; those without text are left out."""
+    named = validation_sets(run.data)
+    corpora = [open_corpus(source.data, cache_dir(run), bad) for source in named]
+    # A set is read once at each evaluation, so that there is no use in a token cache.
+    others = [
+        Opened(source, corpus, OnlineDocuments(corpus, tokenizer, bad, run.data.workers))
+        for source, corpus in zip(named, corpora, strict=True)
+    ]
+    ids = [(one, one.corpus.side(held_out=True)) for one in opened]
+    ids += [(one, np.arange(len(one.corpus))) for one in others]
+    found = {}
+    for one, documents in ids:
+        rows = HeldOut(one.documents, documents, tokenizer, run.data.seq_len, run.data.micro_batch_size, dp)
+        if rows.has_text():
+            found[one.source.name] = rows
+        elif one in others:
+            raise UserError(f"data.validation: {one.source.name} ({one.source.data.path}) holds no text")
+    for one in others:
+        log(f"data: {one.source.name}: {len(one.corpus)} documents for validation")
+    return found
+
+
+def repetition_note(tokens: int, run: Run, source: Source, share: float = 1.0) -> str | None:
+    """What to say of a corpus that is shorter than its share of the run; None if it is not."""
     rows, batch = tokens // run.data.seq_len, run.data.global_batch_size
-    times = run.schedule.steps * batch * run.data.seq_len / max(1, tokens)
+    times = run.schedule.steps * batch * run.data.seq_len * share / max(1, tokens)
     if times <= 1:
         return None
     few = f", fewer than the {batch} of one step" if rows < batch else ""
+    called = f"{source.name}: " if source.name else ""
     return (
-        f"data: the training documents have {tokens} tokens, {rows} rows of {run.data.seq_len}{few}; "
+        f"data: {called}the training documents have {tokens} tokens, {rows} rows of {run.data.seq_len}{few}; "
         f"a run of {run.schedule.steps} steps reads them {times:.1f} times"
     )

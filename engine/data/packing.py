@@ -15,9 +15,8 @@ import numpy as np
 
 from engine.data import IGNORE
 from engine.data.documents import Documents
+from engine.data.order import SHUFFLE, Order, generator
 from engine.errors import UserError
-
-ORDER, SHUFFLE = 1, 2  # keep the random streams of documents and of rows apart
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,6 @@ class Window:
 
     rows: Rows
     order: np.ndarray
-
-
-def epoch_order(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """The documents, or whatever belongs to them one by one, in the order of one epoch."""
-    return ids[_generator(seed, ORDER, epoch).permutation(len(ids))]
-
-
-def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    return np.random.default_rng([seed % 2**63, stream, index])
 
 
 @dataclass(frozen=True)
@@ -126,16 +116,15 @@ class Packer:
     def __init__(
         self,
         documents: Documents,
-        ids: np.ndarray,
+        order: Order,
         seq_len: int,
         window_rows: int,
-        seed: int,
         cursor: Cursor = START,
         window: int = 0,
         on_epoch: Callable[[int], None] | None = None,
     ):
         """`on_epoch` is told the tokens of the first epoch once it is over, if it was packed from its start."""
-        self.documents, self.ids, self.seed = documents, ids, seed
+        self.documents, self.order = documents, order
         self.seq_len, self.window_rows = seq_len, window_rows
         self.cursor, self.window = cursor, window  # of the next window
         self._document: np.ndarray | None = None
@@ -151,10 +140,10 @@ class Packer:
                 self._document = next(self._stream)
             taken = builder.add(self._document, self.cursor.offset)
             without_text = 0 if taken else without_text + 1
-            if without_text > len(self.ids):
+            if without_text > len(self.order):
                 raise UserError("data.path: the training documents hold no text; name files that do")
             self._advance(taken)
-        order = _generator(self.seed, SHUFFLE, self.window).permutation(self.window_rows)
+        order = generator(self.order.seed, SHUFFLE, self.window).permutation(self.window_rows)
         self.window += 1
         return Window(builder.build(), order)
 
@@ -167,7 +156,7 @@ class Packer:
         self._seen += taken
         if offset >= len(self._document):
             self._document, offset, position = None, 0, position + 1
-        if position == len(self.ids):
+        if position == len(self.order):
             if self._on_epoch and epoch == 0:
                 self._on_epoch(self._seen)
             epoch, position = epoch + 1, 0
@@ -176,5 +165,5 @@ class Packer:
     def _order(self) -> Iterator[int]:
         epoch, position = self.cursor.epoch, self.cursor.position
         while True:
-            yield from epoch_order(self.ids, self.seed, epoch)[position:].tolist()
+            yield from self.order.epoch(epoch)[position:].tolist()
             epoch, position = epoch + 1, 0

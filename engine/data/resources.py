@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.data.bpe import trained_bpe
-from engine.data.corpus import Corpus
 from engine.data.sources import BadSamples
+from engine.data.split import Numbered
 from engine.data.tokenizer import Tokenizer, load_tokenizer
 from engine.errors import UserError
 from engine.schema import Run
@@ -16,7 +16,7 @@ Log = Callable[[str], None]
 
 
 def corpus_tokenizer(
-    run: Run, corpus: Corpus, bad: BadSamples, log: Log = print, tokenizer_dir: Path | None = None
+    run: Run, corpus: Numbered, bad: BadSamples, log: Log = print, tokenizer_dir: Path | None = None
 ) -> Tokenizer:
     """The tokenizer that the run names, or one trained on the corpus. Raises UserError if it does not fit the model."""
     model_vocab, given = run.model.vocab_size, tokenizer_dir or run.data.tokenizer

@@ -9,16 +9,21 @@ import glob
 import json
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from engine.errors import UserError
 from engine.schema import Data
 
-SOURCES = ("stdlib", "text", "jsonl", "chat")
+SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon")
 JSON_SOURCES = ("jsonl", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+SUFFIXES = {"jsonl": JSONL_SUFFIXES, "chat": JSONL_SUFFIXES, "parquet": (".parquet", ".pq"), "webdataset": (".tar",)}
+WHOLE = ("parquet", "webdataset", "energon")  # a file of these without a byte was never finished
+FOLDERS, BRACES = "engine.data.formats.files", "engine.data.formats.energon"  # imported where they are needed
 # Third-party code, tests and generated files: the rest is the same text wherever the same Python runs.
 STDLIB_SKIPPED = {
     "site-packages",
@@ -79,21 +84,26 @@ def parse_line(line: bytes, field: str) -> str:
     """The text in one line of a JSONL file; empty for a blank line. Raises BadSample."""
     if not line.strip():
         return ""
+    text = parse_value(line, field)
+    if not isinstance(text, str):
+        raise BadSample(f"has a {type(text).__name__} under '{field}', not a string")
+    return checked_text(text)
+
+
+def parse_value(raw: bytes, field: str) -> Any:
+    """What a JSON object holds under a key. Raises BadSample."""
     try:
-        record = json.loads(line.decode("utf-8").removeprefix(BOM))
+        record = json.loads(raw.decode("utf-8").removeprefix(BOM))
     except UnicodeDecodeError as error:
-        raise BadSample(WIDE if is_wide(line) else f"is not UTF-8 (byte {error.start} of the line)") from None
+        raise BadSample(WIDE if is_wide(raw) else f"is not UTF-8 (byte {error.start} of the line)") from None
     except (ValueError, RecursionError) as error:
-        raise BadSample(WIDE if is_wide(line) else f"is not JSON ({error})") from None
+        raise BadSample(WIDE if is_wide(raw) else f"is not JSON ({error})") from None
     if not isinstance(record, dict):
         raise BadSample(f'is not a JSON object like {{"{field}": "..."}}')
     if field not in record:
         keys = ", ".join(sorted(record)[:8]) or "none"
         raise BadSample(f"has no key '{field}' (its keys: {keys}; data.field names the key that holds the text)")
-    text = record[field]
-    if not isinstance(text, str):
-        raise BadSample(f"has a {type(text).__name__} under '{field}', not a string")
-    return checked_text(text)
+    return record[field]
 
 
 def checked_text(text: str) -> str:
@@ -117,7 +127,10 @@ def list_files(data: Data) -> list[SourceFile]:
         raise UserError("data=stdlib takes no data.path; data=text data.path=... or data=jsonl data.path=... takes one")
     files: list[SourceFile] = []
     problems: list[str] = []
-    for base, identity in _stdlib() if data.name == "stdlib" else _named(data):
+    if data.name == "datasets":
+        _need_path(data)
+        return import_module(FOLDERS).datasets_folders(data)
+    for base, identity in _places(data):
         path = Path(base, identity)
         try:
             stat = path.stat()
@@ -126,12 +139,29 @@ def list_files(data: Data) -> list[SourceFile]:
             continue
         if not os.access(path, os.R_OK):
             problems.append(f"data.path: '{path}' cannot be read (permission denied); make it readable")
+        elif not stat.st_size and data.name in WHOLE:
+            problems.append(
+                f"data.path: '{path}' is empty (0 bytes): it was never finished; write it anew or leave it out"
+            )
         elif stat.st_size:
             files.append(SourceFile(base, identity, stat.st_size, stat.st_mtime_ns))
     refuse(problems)
     if not files:
         raise UserError(f"data.path={data.path}: every file there is empty; name files that hold text")
     return files
+
+
+def _places(data: Data) -> Iterable[tuple[str, str]]:
+    """(base, identity) of the files of every kind but datasets."""
+    if data.name == "stdlib":
+        return _stdlib()
+    _need_path(data)
+    return import_module(FOLDERS).energon_files(data) if data.name == "energon" else _named(data)
+
+
+def _need_path(data: Data) -> None:
+    if not data.path or not data.path.strip():
+        raise UserError(f"data={data.name} needs data.path: files, folders or globs, separated by commas")
 
 
 def _stdlib() -> Iterator[tuple[str, str]]:
@@ -146,10 +176,10 @@ def _stdlib() -> Iterator[tuple[str, str]]:
 
 def _named(data: Data) -> list[tuple[str, str]]:
     """(base, identity) of the files that `data.path` names, each once."""
-    if not data.path or not data.path.strip():
-        raise UserError(f"data={data.name} needs data.path: files, folders or globs, separated by commas")
-    whole = Path(data.path).exists()
-    parts = [data.path] if whole else [part.strip() for part in data.path.split(",") if part.strip()]
+    whole = Path(str(data.path)).exists()
+    parts = [str(data.path)] if whole else [part.strip() for part in str(data.path).split(",") if part.strip()]
+    if data.name in WHOLE:  # shards are often named with a range of numbers
+        parts = [name for part in parts for name in (import_module(BRACES).braces(part) if ".." in part else [part])]
     seen: set[str] = set()
     found: list[tuple[str, str]] = []
     problems: list[str] = []
@@ -179,9 +209,10 @@ def _expand(part: str, kind: str) -> tuple[str, list[str]]:
     """The files of one entry of `data.path`: the folder that they are named from, and their names in it, sorted."""
     path = Path(part)
     if path.is_dir():
-        found = sorted(_walk(path, JSONL_SUFFIXES if kind in JSON_SOURCES else ()))
+        suffixes = SUFFIXES.get(kind, ())
+        found = sorted(_walk(path, suffixes))
         if not found:
-            wanted = f"files ending in {', '.join(JSONL_SUFFIXES)}" if kind in JSON_SOURCES else "files"
+            wanted = f"files ending in {', '.join(suffixes)}" if suffixes else "files"
             raise UserError(f"data.path: the folder '{part}' holds no {wanted}")
         return str(path), found
     if path.is_file():

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.data.cache import cached
-from engine.data.corpus import Corpus
 from engine.data.documents import OnlineDocuments
 from engine.data.files import digest
 from engine.data.sources import BadSamples
+from engine.data.split import Numbered
 from engine.data.tokenizer import Tokenizer, all_cores
 from engine.errors import UserError
 
@@ -53,7 +53,7 @@ class TokenCache:
 
 
 def token_cache(
-    corpus: Corpus, tokenizer: Tokenizer, cache: Path, bad: BadSamples, progress: Progress | None = None
+    corpus: Numbered, tokenizer: Tokenizer, cache: Path, bad: BadSamples, progress: Progress | None = None
 ) -> tuple[TokenCache, bool]:
     """The tokenised corpus, and whether it was there already; otherwise it is made, on all cores.
 
@@ -68,7 +68,7 @@ def token_cache(
     return made, there
 
 
-def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, bad: BadSamples, progress: Progress | None) -> None:
+def _write(folder: Path, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, progress: Progress | None) -> None:
     _share_heaps()
     documents = OnlineDocuments(corpus, tokenizer, bad, workers=CALLS, chunk_bytes=CHUNK_BYTES)
     sizes, text_bytes, end, shown = tokenizer.token_bytes, 0, 0, 0.0

@@ -1,0 +1,119 @@
+"""Several sources in one run, as the settings spell them. Free of torch and numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from engine.data.sources import SOURCES, refuse
+from engine.errors import UserError
+from engine.schema import Data
+from engine.suggest import did_you_mean
+
+PERIOD = 10_000  # rows after which the sources' turns repeat
+KINDS = tuple(kind for kind in SOURCES if kind != "chat")
+KEYS = ("name", "kind", "path", "field", "split", "weight")
+FIELDS = {"webdataset": "txt"}  # where the text usually is, if not under `text`
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source: its name in the metrics, its share of the rows, and the settings to open it with."""
+
+    name: str
+    weight: float
+    data: Data
+
+
+def sources(data: Data) -> list[Source]:
+    """The sources of training; one without a name where there is no mixture. Raises UserError, all mistakes at once."""
+    if data.name != "mixture":
+        return [Source("", 1.0, data)]
+    if not data.mixture:
+        raise UserError(
+            "data=mixture needs data.mixture, for example [{name: a, kind: text, path: DIR, weight: 3}, ...]"
+        )
+    found, problems = _parse(data, "data.mixture", data.mixture, data.held_out, weighted=True)
+    if not problems:
+        shares = turns([source.weight for source in found])
+        problems = [
+            f"data.mixture: weight={source.weight:g} of {source.name} is less than 1 row in {PERIOD}; raise its weight"
+            for source, share in zip(found, shares, strict=True)
+            if share == 0
+        ]
+    refuse(problems)
+    return found
+
+
+def validation_sets(data: Data) -> list[Source]:
+    """The named held-out sets that the settings spell out. Raises UserError, all mistakes at once."""
+    found, problems = _parse(data, "data.validation", data.validation or [], 0.0, weighted=False)
+    taken = {source.name for source in sources(data)} if data.name == "mixture" and data.held_out > 0 else set()
+    problems += [
+        f"data.validation: {source.name} is also a source of data.mixture, which holds out documents under that name; "
+        "name it otherwise, or set data.held_out=0"
+        for source in found
+        if source.name in taken
+    ]
+    refuse(problems)
+    return found
+
+
+def turns(weights: list[float]) -> list[int]:
+    """Rows of each source among PERIOD, by largest remainders: each within 1 of its exact share."""
+    exact = [PERIOD * weight / math.fsum(weights) for weight in weights]
+    rows = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(rows)), key=lambda i: (rows[i] - exact[i], i))
+    for i in by_remainder[: PERIOD - sum(rows)]:
+        rows[i] += 1
+    return rows
+
+
+def _parse(data: Data, key: str, entries: Any, held_out: float, weighted: bool) -> tuple[list[Source], list[str]]:
+    if not isinstance(entries, list):
+        return [], [f"{key} must be a list of mappings like [{{name: a, kind: text, path: DIR}}]"]
+    found: list[Source] = []
+    problems: list[str] = []
+    for number, entry in enumerate(entries):
+        wrong = _entry_problems(entry, f"{key}[{number}]", weighted)
+        problems += wrong
+        if wrong:
+            continue
+        if entry["name"] in {source.name for source in found}:
+            problems.append(f"{key}: two sources are named {entry['name']}; a name stands for one")
+        kind = entry["kind"]
+        settings = dataclasses.replace(
+            data,
+            name=kind,
+            path=entry.get("path"),
+            field=entry.get("field") or FIELDS.get(kind, "text"),
+            split=entry.get("split") or "train",
+            held_out=held_out,
+            mixture=None,
+            validation=None,
+        )
+        found.append(Source(entry["name"], float(entry.get("weight", 1)), settings))
+    return found, problems
+
+
+def _entry_problems(entry: Any, where: str, weighted: bool) -> list[str]:
+    if not isinstance(entry, dict):
+        return [f"{where} must be a mapping like {{name: a, kind: text, path: DIR}}"]
+    known = KEYS if weighted else KEYS[:-1]
+    problems = [f"{where}: there is no key {key}{did_you_mean(str(key), known)}" for key in entry if key not in known]
+    name, kind, weight = entry.get("name"), entry.get("kind"), entry.get("weight", 1)
+    if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+        problems.append(f"{where}: name={name} must be letters, digits, '-' and '_', since metrics are named after it")
+    if kind not in KINDS:
+        problems.append(
+            f"{where}: kind={kind} is no kind of source{did_you_mean(str(kind), KINDS)} ({', '.join(KINDS)})"
+        )
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not number or not 0 < weight < math.inf:
+        problems.append(f"{where}: weight={weight} must be a number greater than 0; leave the source out otherwise")
+    for part in ("path", "field", "split"):
+        if entry.get(part) is not None and not isinstance(entry[part], str):
+            problems.append(f"{where}: {part}={entry[part]} must be text")
+    return problems
