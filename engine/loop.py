@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from engine.checkpoint.manager import CheckpointManager
 from engine.context import Context
 from engine.data.loader import DataModule
 from engine.errors import Interrupted, UserError
-from engine.faults.finite import listed
+from engine.faults.finite import NAMED, listed
+from engine.faults.retry import READS
 from engine.faults.spikes import SpikeRule
 from engine.jobs.sample import continuation
 from engine.jobs.start import Start
 from engine.metrics.progress import Progress
 from engine.metrics.writer import MetricsWriter
 from engine.schedule import learning_rate
+from engine.validation import unusable, validate
 
 
 class Loop:
@@ -117,6 +120,11 @@ class Loop:
             self._note_spike()
         return self.last
 
+    def _troubles(self) -> dict[str, Any]:
+        """How many samples were skipped and reads tried again so far, where there were any."""
+        counts = {"bad_samples": len(self.data.bad.seen), "read_retries": READS.count}
+        return {name: number for name, number in counts.items() if number}
+
     def _note_spike(self) -> None:
         """A loss far above the recent ones goes into the metrics with its samples, and maybe ends the run."""
         spike, rows = self.spikes.last, self.run_config.data.global_batch_size
@@ -144,25 +152,19 @@ class Loop:
 
     def _validate(self, progress: Progress) -> None:
         """Loss over the held-out rows, in nats per token and bits per byte."""
-        held_out = self.data.held_out
-        if held_out is None:
-            return
-        rows = self.run_config.job.eval_rows
         self.context.page.beat(f"step {self.step}, validation")
-        loss_sum, tokens = self.backend.evaluate(held_out.batches(rows))
-        row = {"step": self.step, "val_loss": loss_sum / max(1, tokens), "val_tokens": tokens}
-        row["val_rows"], row["val_rows_of"], row["val_rows_whole"] = held_out.coverage(rows)
-        label_bytes = held_out.label_bytes(rows)
-        if label_bytes:
-            row["val_bits_per_byte"] = loss_sum / math.log(2) / label_bytes
+        fields = validate(self.backend, self.data.validation, self.run_config.job.eval_rows)
+        if not fields:
+            return
+        row = {"step": self.step, **fields}
         self.last_val = row
         progress.validation(row)
         if self.metrics is not None:
             self.metrics.write(row)
-        if not math.isfinite(loss_sum):
+        if bad := unusable(fields):
             raise UserError(
-                f"the validation loss is {loss_sum} after step {self.step} (held-out rows); {self._kept()} and the "
-                "weights of this step are not saved; a lower optim.lr or other data would be the first things to try"
+                f"the validation loss is not finite after step {self.step} ({bad}, held-out rows); {self._kept()} and "
+                "the weights of this step are not saved; a lower optim.lr would be the first thing to try"
             )
 
     def _kept(self) -> str:
@@ -213,6 +215,8 @@ class Loop:
             **{k: v for k, v in self.last_val.items() if k != "step"},
             "tokens": self.tokens,
             **({"spikes": self.spikes.spikes, "skipped_steps": self.spikes.skipped} if self.spikes.spikes else {}),
+            **self._troubles(),
+            **({"skipped_samples": dict(islice(self.data.bad.seen.items(), NAMED))} if self.data.bad.seen else {}),
             "checkpoint": str(self.saved) if self.saved else None,
             "memory_peak_bytes": self.context.hardware.memory().peak,
         }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Interrupted, OtherRank, UserError
 from engine.family import load_dotted
 from engine.faults.board import Page
+from engine.faults.retry import READS
 from engine.faults.stacks import rank_log
 from engine.freeze import load_run
 from engine.outlet import lasting_output
@@ -78,6 +79,7 @@ def run_job(config: Path) -> int:
     try:
         hardware.bootstrap()
         context = Context(run, config.parent, hardware, page)
+        READS.begin(run.faults.read_retries, context.log)
         load_dotted(JOBS[run.job.name])(context)
         context.close()
     except Interrupted as stop:

@@ -15,6 +15,7 @@ import numpy as np
 from engine.data.cache import cached
 from engine.data.sources import SourceFile
 from engine.errors import UserError
+from engine.faults.retry import READS, TRANSIENT
 
 PIECE = 1 << 20  # bytes; longer text files are cut at line ends, so that one file cannot fill the memory
 CUT_SEARCH = 1 << 16  # bytes in which a line end is looked for
@@ -32,17 +33,23 @@ class FileReader:
         self._open = functools.lru_cache(maxsize=OPEN_FILES)(lambda path: FileIO(path, "rb"))
 
     def read(self, path: Path, start: int, end: int) -> bytes:
-        """Bytes [start, end). Raises UserError if they cannot be read."""
-        parts, at = [], start
+        """Bytes [start, end), tried again where the trouble may pass. Raises UserError if they cannot be read."""
         try:
-            file = self._open(path)
-            while at < end and (part := os.pread(file.fileno(), end - at, at)):
-                parts.append(part)
-                at += len(part)
+            data = READS.run(lambda: self._read(path, start, end), str(path), self._open.cache_clear)
         except OSError as error:
-            raise UserError(f"data.path: '{path}' cannot be read ({error.strerror})") from None
-        if at < end:
+            tried = f" after {READS.limit} more tries" if error.errno in TRANSIENT and READS.limit else ""
+            raise UserError(f"data.path: '{path}' cannot be read ({error.strerror}){tried}") from None
+        if len(data) < end - start:
             raise UserError(f"data.path: '{path}' became shorter while it was read; leave the data alone during a run")
+        return data
+
+    def _read(self, path: Path, start: int, end: int) -> bytes:
+        """Bytes [start, end), or up to the file's end."""
+        parts, at = [], start
+        file = self._open(path)
+        while at < end and (part := os.pread(file.fileno(), end - at, at)):
+            parts.append(part)
+            at += len(part)
         return b"".join(parts)
 
 

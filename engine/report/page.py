@@ -21,6 +21,7 @@ STATUS = {
     "failed": "failed",
     "unknown": "running or killed",
 }
+SHOWN = 20  # loss spikes that are listed
 SMOOTH_FROM = 60  # rows; below, the raw line is as easy to read
 
 
@@ -131,6 +132,31 @@ def _loss_chart(facts: Facts) -> str:
     if validation:
         lines.append(Series("validation", validation, "two", dots=len(validation) <= 60))
     return line_chart("Loss, nats per token", lines, lambda v: f"{v:.4g}", width=1080, height=320)
+
+
+def _troubles(facts: Facts) -> str:
+    """Loss spikes, skipped samples and reads that were tried again: nothing of that kind goes unsaid."""
+    lines = []
+    spikes = [row for row in facts.train if "spike_limit" in row]
+    for row in spikes[-SHOWN:]:
+        samples = " to ".join(map(str, row.get("samples") or ["unknown"]))
+        done = "skipped" if row.get("skipped") else "learned all the same"
+        limit = number(finite(row["spike_limit"]))
+        lines.append(
+            f"Step {row['step']:,}: a loss of {number(finite(row['loss']))}, above {limit}; samples {samples}, {done}"
+        )
+    if len(spikes) > SHOWN:
+        lines.insert(0, f"{len(spikes):,} loss spikes, the last {SHOWN} of them:")
+    skipped = facts.result.get("skipped_samples")
+    bad = facts.result.get("bad_samples", 0)
+    if isinstance(skipped, dict) and skipped:
+        more = f", the first {len(skipped)}" if isinstance(bad, int) and bad > len(skipped) else ""
+        lines.append(f"{bad} samples could not be used and were skipped{more}:")
+        lines += [f"{where}: {why}" for where, why in skipped.items()]
+    if retries := facts.result.get("read_retries"):
+        lines.append(f"{retries} reads of files failed and were tried again (rank 0)")
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<h2>Troubles</h2><div class="box"><ul>{items}</ul></div>' if lines else ""
 
 
 def _sample(facts: Facts) -> str:

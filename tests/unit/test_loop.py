@@ -81,7 +81,7 @@ def loop(folder: Path, backend: Scripted, *overrides: str, start: Start | None =
         batches=lambda rows: [], label_bytes=lambda rows: None, coverage=lambda rows: (5, 9, False)
     )
     train = SimpleNamespace(next_step=lambda: [], state=lambda step: {"row": step})
-    data = SimpleNamespace(held_out=held_out, train=train, bad=SimpleNamespace(seen={}))
+    data = SimpleNamespace(validation={"": held_out}, train=train, bad=SimpleNamespace(seen={}))
     manager = Manager(folder, backend)
     start = start or Start()
     return Loop(context, backend, data, manager, MetricsWriter(folder, run, start.step), start), manager
@@ -93,7 +93,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_validation_loss_that_is_not_finite_stops_before_the_save(tmp_path):
     made, manager = loop(tmp_path, Scripted(USUAL, val_loss=math.nan), "job.eval_interval=10")
-    with pytest.raises(UserError, match=r"validation loss is nan after step 10 .*there is no checkpoint yet"):
+    with pytest.raises(UserError, match=r"validation loss is not finite after step 10 \(val_loss=nan.*there is no checkpoint yet"):
         made.run()
     assert manager.states == {} and rows(tmp_path)[-1]["val_loss"] is None
 

@@ -112,6 +112,34 @@ def test_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert text.count('<figure class="chart">') == 5
 
 
+def test_troubles_and_held_out_rows_are_told(tmp_path: Path) -> None:
+    spikes = [
+        row(s) | {"loss": 9.5, "spike_limit": 4.25, "skipped": s % 2 == 0, "samples": [8, 15]} for s in range(2, 27)
+    ]
+    rows = [
+        row(1),
+        *spikes,
+        {"step": 20, "val_loss": 2.5, "val_rows": 384, "val_rows_of": 1022, "val_rows_whole": True},
+    ]
+    skipped = {f"{NASTY}:{i}": "is not JSON" for i in range(3)}
+    result = {"status": "done", "bad_samples": 5, "skipped_samples": skipped, "read_retries": 7}
+    shown, text = page(folder(tmp_path, rows, result))
+    words = (
+        "25 loss spikes, the last 20",
+        "Step 26: a loss of 9.5, above 4.25; samples 8 to 15, skipped",
+        "learned all",
+    )
+    more = (
+        "5 samples could not be used and were skipped, the first 3",
+        "7 reads of files",
+        "384 of 1,022 held-out rows",
+    )
+    for part in (*words, *more):
+        assert part in shown.text, part
+    assert "Step 6:" not in shown.text and "<script>alert" not in text
+    assert "Troubles" not in page(folder(tmp_path / "none", [row(1)], {"status": "done"}))[0].text
+
+
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     shown, text = page(folder(tmp_path, [row(1), row(2)], {"status": "done"}))
     assert shown.links == []
