@@ -17,6 +17,7 @@ from engine.checkpoint.paths import is_checkpoint, newest
 from engine.compose import family_folder
 from engine.errors import UserError
 from engine.family import Family, load_dotted
+from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter
 from engine.schema import MODEL_ONLY_KEYS
 
 CONFIG = "config.json"
@@ -36,9 +37,10 @@ def find_weights(path: str, setting: str = "model.weights") -> Path:
         what = "a file" if folder.is_file() else "no such directory"
         raise UserError(f"{setting}={path}: {what}; it should be a directory with config.json and *.safetensors{hint}")
     folder = folder.resolve()
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG).is_file() or is_adapter(folder):
         return folder
-    inside = folder / "hf" if (folder / "hf" / CONFIG).is_file() else newest(folder)
+    exported = folder / "hf"
+    inside = exported if (exported / CONFIG).is_file() or is_adapter(exported) else newest(folder)
     if inside is None:
         kind = (
             "a run folder without hf/ and without a complete checkpoint"
@@ -56,7 +58,7 @@ def read_architecture(folder: Path, family: Family) -> Any:
     that of the family's size with the same architecture, or `custom`.
     Raises UserError for another family's config and for values of a wrong type.
     """
-    path = folder / CONFIG
+    path = (folder if (folder / CONFIG).is_file() else base_of(folder)) / CONFIG
     published = _read_json(path)
     if published.get("model_type") not in family.model_types:
         raise UserError(
@@ -174,6 +176,9 @@ def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
     Raises UserError, everything that is wrong at once.
     """
     weights = load_dotted(family.weights)(model)
+    if is_adapter(folder):
+        check_adapter(read_adapter(folder), weights.published)
+        return check_tensors(base_of(folder), family, model)
     problems: list[str] = []
     if is_checkpoint(folder):
         found = load_index(folder).shapes("param")

@@ -14,6 +14,8 @@ from engine.compose import Composition, compose, family_folder
 from engine.errors import UserError
 from engine.family import Family, load_family
 from engine.layout import check_layout
+from engine.lora.adapter import base_of, is_adapter
+from engine.lora.choose import choose_base, choose_settings
 from engine.resolve import resolve
 from engine.resume import (
     Resumed,
@@ -68,8 +70,10 @@ def plan(name: str, overrides: list[str]) -> Plan:
         notes = []
     else:
         run.checkpoint.resume = None  # `auto`, with nothing there yet
+        choose_base(run)
         notes = _take_weights(run, family, composition)
     family = family.of(run.model.model_type)
+    choose_settings(run, family, composition.named)
     run = resolve(run, _devices(hardware), new_run_id())
     check_layout(run)
     if run.job.name in ("train", "prepare"):
@@ -111,8 +115,14 @@ def _take_weights(run: Run, family: Family, composition: Composition) -> list[st
     if path is None:
         return []
     folder = find_weights(path, setting)
-    if setting == "job.source":
+    if setting == "job.source" and not run.job.merge:
         folder = find_checkpoint(Path(path).expanduser().resolve())
+    elif setting == "job.source" and not is_adapter(folder):
+        raise UserError(f"job.merge=true: {folder} holds whole weights, no adapter; leave job.merge out")
+    elif run.task.name == "lora" and run.job.name == "train" and is_adapter(folder):
+        raise UserError(
+            f"model.weights={path}: an adapter; task.lora.adapter={path} goes on with it, and it knows its base"
+        )
     run.model = adopt(run.model, composition.named, family, folder, setting)
     if setting == "job.source":
         run.job.source = str(folder)
@@ -140,7 +150,8 @@ def _unused_note(folder: Path, names: list[str]) -> list[str]:
 
 def _tokenizer_of(folder: Path) -> str | None:
     """Where the tokenizer of some weights lies: their vocabulary means nothing with another one."""
-    return next((str(place) for place in (folder / TOKENIZER, folder) if tokenizer_files(place)), None)
+    places = (folder / TOKENIZER, folder, *([base_of(folder)] if is_adapter(folder) else []))
+    return next((str(place) for place in places if tokenizer_files(place)), None)
 
 
 def _check_tokenizer(run: Run, folder: Path) -> None:

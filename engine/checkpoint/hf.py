@@ -79,7 +79,7 @@ def export(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     replace: bool = False,
 ) -> Path:
-    """Write a source's parameters as the card says; the rest is as `export_hf` has it. Adapters go into PEFT's format."""
+    """Write a source's parameters as the card says, adapters in PEFT's format; the rest is as `export_hf` has it."""
     comm = comm or Alone()
     planned = plan(source, card, dtype)
     adapters = ADAPTER in card.texts

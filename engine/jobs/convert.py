@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.backends.base import TensorSource
-from engine.checkpoint.card import Card
+from engine.checkpoint.card import TOKENIZER, Card, tokenizer_files
 from engine.checkpoint.config import DTYPE_OF
 from engine.checkpoint.headers import by_layer
-from engine.checkpoint.hf import export_hf
+from engine.checkpoint.hf import export, export_hf
 from engine.checkpoint.index import load_index
 from engine.checkpoint.origin import make_card
 from engine.checkpoint.paths import find_checkpoint, step_folder
@@ -16,6 +17,7 @@ from engine.checkpoint.sharded import save_sharded
 from engine.checkpoint.sources import HFSource, open_weights
 from engine.context import Context
 from engine.errors import UserError
+from engine.lora.sources import Merged
 
 # What a model held in this precision gives back bit for bit.
 EXACT = {"fp32": {"F32", "BF16", "F16"}, "bf16": {"BF16"}}
@@ -38,6 +40,9 @@ def to_hf(context: Context) -> None:
         raise UserError("job=convert job.to=hf needs job.source: a checkpoint or a run folder")
     if context.world > 1:
         context.start_distributed()
+    if run.job.merge:
+        merge(context, Path(run.job.source))
+        return
     source = find_checkpoint(Path(run.job.source))
     family = load_index(source).family
     if family != run.family:
@@ -45,6 +50,19 @@ def to_hf(context: Context) -> None:
     out = Path(run.job.out) if run.job.out else context.run_dir / "hf"
     dtype = run.checkpoint.export_dtype
     export_hf(source, out, DTYPE_OF[dtype] if dtype else None, context.comm, replace=run.job.out is None)
+    _done(context, "hf", out)
+
+
+def merge(context: Context, folder: Path) -> None:
+    """An adapter and the base that it names to a Hugging Face directory, in the base's names and dtypes."""
+    run = context.run
+    model = replace(run.model, weights=str(folder))
+    source, card = open_weights(folder, context.family, model), make_card(replace(run, model=model), context.family)
+    assert isinstance(source, Merged), "the controller takes adapters only"
+    own = next((place for place in (folder / TOKENIZER, folder) if tokenizer_files(place)), card.tokenizer)
+    out, dtype = Path(run.job.out) if run.job.out else context.run_dir / "hf", run.checkpoint.export_dtype
+    card = replace(card, tokenizer=own)
+    export(source, card, out, DTYPE_OF[dtype] if dtype else None, context.comm, replace=run.job.out is None)
     _done(context, "hf", out)
 
 

@@ -8,11 +8,15 @@ from typing import Any
 
 from engine.backends.base import TRAINED, Backend
 from engine.checkpoint.sharded import ShardedSource
-from engine.checkpoint.sources import HFSource, InitSource, open_weights
+from engine.checkpoint.sources import InitSource, open_weights
 from engine.checkpoint.state import load_train_state
 from engine.comm import Comm
 from engine.context import Context
-from engine.faults.finite import FiniteSource
+from engine.faults.finite import FileSource, FiniteSource
+from engine.lora.adapter import base_of, is_adapter
+from engine.lora.names import trained_adapters
+from engine.lora.sources import Beside
+from engine.lora.start import start_adapters
 
 
 @dataclass
@@ -32,12 +36,14 @@ def load_start_weights(context: Context, backend: Backend) -> None:
     model = context.run.model
     if model.weights:
         source = open_weights(Path(model.weights), context.family, model)
+        if trained_adapters(context.run, context.run.job.name):
+            source = Beside(source, start_adapters(context.run))
         load_finite(context.comm, backend, source, ("param",))
     else:
         backend.load_state(InitSource(context.run.seed, model.initializer_range), ("param",))
 
 
-def load_finite(comm: Comm, backend: Backend, source: HFSource | ShardedSource, kinds: tuple[str, ...]) -> None:
+def load_finite(comm: Comm, backend: Backend, source: FileSource, kinds: tuple[str, ...]) -> None:
     """Fill the model from files; UserError on every rank that names tensors with values that are not finite."""
     finite = FiniteSource(source)
     backend.load_state(finite, kinds)
@@ -47,6 +53,9 @@ def load_finite(comm: Comm, backend: Backend, source: HFSource | ShardedSource, 
 def resume(context: Context, backend: Backend, folder: Path) -> Start:
     """Everything a checkpoint holds: weights, optimizer, position in the data and in the schedule."""
     state = load_train_state(folder)
-    load_finite(context.comm, backend, ShardedSource(folder), TRAINED)
+    source: FileSource = ShardedSource(folder)
+    if is_adapter(folder):
+        source = Beside(open_weights(base_of(folder), context.family, context.run.model), source)
+    load_finite(context.comm, backend, source, TRAINED)
     backend.set_optimizer_step(state.optimizer_step)
     return Start(state.step, state.tokens, state.best_val_loss, state.data, folder, state.everything)

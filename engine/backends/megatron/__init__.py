@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.family import Family, load_dotted
+from engine.lora.names import trained_adapters, with_adapters
 from engine.schema import Run
 from hardware.base import Hardware
 
@@ -26,7 +27,14 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBa
             with groups.building(stage if run.parallelism.vpp > 1 else None):
                 chunks.append(load_dotted(family.megatron)(run.model, run, hardware))
         device = hardware.device(int(os.environ.get("LOCAL_RANK", "0")))
-        return MegatronBackend(run, chunks, load_dotted(family.weights)(run.model), device, mode)
+        weight_map = load_dotted(family.weights)(run.model)
+        if adapters := trained_adapters(run, mode):
+            from engine.backends.megatron.lora import attach
+
+            for chunk in chunks:
+                attach(chunk, weight_map, adapters)
+            weight_map = with_adapters(weight_map, adapters)
+        return MegatronBackend(run, chunks, weight_map, device, mode)
     except BaseException:
         groups.stop()
         raise

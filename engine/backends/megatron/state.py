@@ -44,7 +44,7 @@ def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
     found = []
     for model, local, parameter in ((chunk, *named) for chunk in chunks for named in chunk.named_parameters()):
         name = global_name(model, local)
-        blocks = tuple(parameter_blocks(weight_map, name, parameter, tp))
+        blocks = published_blocks(weight_map, name, parameter)
         replicated = not getattr(parameter, "tensor_model_parallel", False)
         tied_copy = getattr(parameter, "shared", False)
         group = replicas(parameter)
@@ -53,6 +53,13 @@ def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
         sizes[owner] += parameter.numel()
         found.append(Entry(name, parameter, blocks, tied_copy or (replicated and tp[0] > 0), owner, group))
     return found
+
+
+def published_blocks(weight_map: WeightMap, name: str, parameter: Tensor) -> tuple[Block, ...]:
+    """The blocks of a parameter on this rank: those that it says itself (adapters), or those of the weight map."""
+    own: tuple[Block, ...] | None = getattr(parameter, "published_blocks", None)
+    tp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    return tuple(parameter_blocks(weight_map, name, parameter, tp)) if own is None else own
 
 
 def parameter_blocks(weight_map: WeightMap, name: str, parameter: Tensor, tp: tuple[int, int]) -> Iterator[Block]:

@@ -29,8 +29,8 @@ def reference_config(family: Family, config: Any) -> Any:
     return load_dotted(family.reference_config)(**keys)
 
 
-def meta_model(family: Family, config: Any) -> nn.Module:
-    """The reference model in fp32, its tensors without memory. UserError for what our attention does not do."""
+def meta_model(family: Family, config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The reference model, its tensors without memory. UserError for what our attention does not do."""
     theirs = reference_config(family, config)
     if "sliding_attention" in (getattr(theirs, "layer_types", None) or ()):
         raise UserError(
@@ -42,7 +42,7 @@ def meta_model(family: Family, config: Any) -> nn.Module:
             f"model.attention_dropout={theirs.attention_dropout}: attention has no dropout here; 0 would be right"
         )
     with torch.device("meta"):
-        return load_dotted(family.reference)._from_config(theirs, dtype=torch.float32, attn_implementation=NAME)
+        return load_dotted(family.reference)._from_config(theirs, dtype=dtype, attn_implementation=NAME)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
@@ -62,7 +62,8 @@ class Memory:
         for owner, name, parameter in _parameters(module):
             if parameter.is_meta:
                 if parameter not in self._made:
-                    self._made[parameter] = nn.Parameter(torch.empty_like(parameter, device=self._device))
+                    empty = torch.empty_like(parameter, device=self._device)
+                    self._made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 owner._parameters[name] = self._made[parameter]
 
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from engine.backends.native.lora import published_name
 from engine.backends.native.model import Memory, layers
 from engine.backends.native.shards import Shard, owners, rows_of
 from engine.errors import UserError
@@ -35,10 +36,14 @@ class Replicated:
             )
 
     def _cut(self, model: nn.Module, rank: int, ranks: int) -> list[Shard]:
-        named = list(model.named_parameters())
-        self._owner = owners([p.numel() for _, p in named], ranks)
+        named = [(published_name(name), parameter) for name, parameter in model.named_parameters()]
+        self._owner = owners([p.numel() * p.requires_grad for _, p in named], ranks)
         return [
-            Shard(name, tuple(p.shape), (0,) * p.dim(), p, p, owned=owner == rank, updated=self.updates(owner, rank))
+            Shard(
+                *(name, tuple(p.shape), (0,) * p.dim(), p, p),
+                owned=owner == rank,
+                updated=p.requires_grad and self.updates(owner, rank),
+            )
             for (name, p), owner in zip(named, self._owner, strict=True)
         ]
 
@@ -79,7 +84,7 @@ class Zero1(Replicated):
         for source in sorted(set(self._owner)):
             bucket: list[Tensor] = []
             for shard, owner in zip(self.shards, self._owner, strict=True):
-                if owner == source:
+                if owner == source and shard.parameter.requires_grad:
                     bucket.append(shard.local.detach())
                 if sum(t.nbytes for t in bucket) >= BROADCAST_BYTES:
                     yield source, bucket
@@ -100,7 +105,7 @@ class FullySharded:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         memory.give(model)
         self.module = fully_shard(model, mesh=mesh, mp_policy=policy)
-        self.shards = [self._shard(name, p, mesh) for name, p in self.module.named_parameters()]
+        self.shards = [self._shard(published_name(name), p, mesh) for name, p in self.module.named_parameters()]
 
     @staticmethod
     def _shard(name: str, parameter: nn.Parameter, mesh: DeviceMesh) -> Shard:
@@ -108,7 +113,8 @@ class FullySharded:
         local, shape = parameter.to_local().detach(), tuple(parameter.shape)
         first = rows_of(mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1), shape[0])
         replica = mesh.get_local_rank(0) if mesh.ndim > 1 else 0
-        return Shard(name, shape, (first, *(0 for _ in shape[1:])), parameter, local, owned=replica == 0, updated=True)
+        offset, trained = (first, *(0 for _ in shape[1:])), parameter.requires_grad
+        return Shard(name, shape, offset, parameter, local, owned=replica == 0, updated=trained)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.module, FSDPModule)

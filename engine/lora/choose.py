@@ -1,0 +1,79 @@
+"""What the controller makes of `task.lora`: the base of an adapter to go on from, and its settings. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from engine.architecture import find_weights
+from engine.errors import UserError
+from engine.family import Family, load_dotted
+from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter, settings_of
+from engine.lora.names import linear_layers
+from engine.schema import Run
+
+SETTING = "task.lora.adapter"
+BLOCK, BLOCKS = 1 << 12, 64  # bytes of each file that are compared, and how often
+
+
+def choose_base(run: Run) -> None:
+    """Let the adapter that a run goes on from say which weights it adapts. UserError for one of other weights."""
+    if run.task.name != "lora" or run.job.name != "train" or run.task.lora.adapter is None:
+        return
+    folder = find_weights(run.task.lora.adapter, SETTING)
+    if not is_adapter(folder):
+        raise UserError(f"{SETTING}={run.task.lora.adapter}: no adapter there; a directory with adapter_config.json is")
+    run.task.lora.adapter = str(folder)
+    if run.model.weights is None:
+        run.model.weights = str(base_of(folder))
+        return
+    own, given = Path(read_adapter(folder).base).expanduser(), find_weights(run.model.weights)
+    if own.is_dir() and not same_weights(own.resolve(), given):
+        raise UserError(
+            f"{folder}: an adapter for another base, {own}, and model.weights={run.model.weights} is not that; "
+            "leave model.weights out"
+        )
+
+
+def choose_settings(run: Run, family: Family, named: Collection[str]) -> None:
+    """Fill `task.lora` from the adapter or checkpoint that a run goes on from, and check it. UserError."""
+    resume, lora = run.checkpoint.resume, run.task.lora
+    if resume is not None and is_adapter(Path(resume)) != (run.task.name == "lora"):
+        held = "adapters" if is_adapter(Path(resume)) else "whole weights"
+        raise UserError(f"checkpoint.resume={resume}: it holds {held}, which task={run.task.name} does not go on with")
+    if run.task.name != "lora" or run.job.name != "train":
+        return
+    published, origin = load_dotted(family.weights)(run.model).published, resume or lora.adapter
+    if origin is not None:
+        adapter = read_adapter(Path(origin))
+        check_adapter(adapter, published)
+        for key, value in settings_of(adapter, published).items():
+            given = getattr(lora, key)
+            if f"task.lora.{key}" in named and (set(given) if key == "targets" else given) != (
+                set(value) if key == "targets" else value
+            ):
+                raise UserError(f"task.lora.{key}={given}: the adapter {origin} has {value}; leave {key} out")
+            setattr(lora, key, value)
+    linear_layers(published, lora.targets)
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether two folders hold the same weights, as far as a look at every file's size and some of its bytes tells."""
+    if a == b:
+        return True
+    files = [{path.name: path for path in sorted(folder.glob("*.safetensors"))} for folder in (a, b)]
+    return files[0].keys() == files[1].keys() and all(_alike(files[0][name], files[1][name]) for name in files[0])
+
+
+def _alike(a: Path, b: Path) -> bool:
+    size = a.stat().st_size
+    if size != b.stat().st_size:
+        return False
+    with a.open("rb") as one, b.open("rb") as other:
+        for block in range(BLOCKS):
+            place = block * max(0, size - BLOCK) // max(1, BLOCKS - 1)
+            one.seek(place)
+            other.seek(place)
+            if one.read(BLOCK) != other.read(BLOCK):
+                return False
+    return True
