@@ -45,6 +45,7 @@ def render(facts: Facts) -> str:
         _message(facts),
         _figures(facts),
         _charts(facts),
+        _troubles(facts),
         conversations(facts.result),
         _sample(facts),
         _commands(facts),
