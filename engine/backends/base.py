@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.data.batch import Batch
 from engine.family import Family
@@ -58,6 +58,7 @@ class StepResult:
     bad_rank: int | None = None  # the first rank that saw one
     bad_tensors: tuple[str, ...] = ()  # whose gradients are not finite, where all losses are
     updated: bool = True  # False: what was asked for the loss did not want the step
+    metrics: dict[str, Any] = field(default_factory=dict)  # more for metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class ForwardResult:
     logits: list[Tensor] | None  # for each batch: fp32 [B, S, vocab_size] on the CPU, padding of the vocabulary cut off
     loss_sum: float  # over all ranks
     num_tokens: int
+    experts: list[dict[int, Tensor]] = field(default_factory=list)  # for each batch, by layer: int64 [B, S, k], chosen
 
 
 class Backend(Protocol):
@@ -75,6 +77,7 @@ class Backend(Protocol):
     dp_rank: int
     dp_size: int
     parameters_total: int  # of the whole model, tied tensors counted once
+    published: Mapping[str, tuple[int, ...]]  # the whole model's tensors by name, those of adapters included
 
     def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         """Forward, backward and update over this rank's micro-batches of one global batch.
@@ -111,6 +114,9 @@ class Backend(Protocol):
 
     def set_optimizer_step(self, step: int) -> None:
         """Continue counting from here, after `load_state`."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """This rank's modules whose outputs are worth watching, by published name (`engine.inspect.modules`)."""
 
 
 class Builder(Protocol):

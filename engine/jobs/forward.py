@@ -4,7 +4,8 @@
 `attention_mask` [B, S] (1 keeps; padding at either end of a row), `position_ids` [B, S] (a restart at 0 begins a packed
 document) and `labels` [B, S] (not shifted; -100 is ignored). `outputs.safetensors` in the run folder holds `logits`
 [B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, if labels are given; 0 if
-none is supervised) and, with `grad=true`, `grad.<published name>`.
+none is supervised) and, with `grad=true`, `grad.<published name>`. Models with experts also give `experts.<layer>`
+[B, S, k] int64, the experts of each token, and take tensors of these names: then routers do not choose.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +26,7 @@ from engine.context import Context
 from engine.data.batch import IGNORE, Batch, rows_to_batch
 from engine.errors import UserError
 from engine.jobs.start import load_start_weights
+from engine.moe import replay
 
 KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
 
@@ -31,7 +34,8 @@ KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
 def run(context: Context) -> None:
     """Write `outputs.safetensors`."""
     settings = context.run
-    inputs = read_inputs(Path(settings.data.inputs), settings.model.vocab_size)
+    inputs = read_inputs(Path(settings.data.inputs), settings.model.vocab_size, settings.model)
+    _check_balancing(settings.model, inputs)
     if settings.grad and "labels" not in inputs:
         raise UserError(f"grad=true needs a loss, and {settings.data.inputs} holds no 'labels'")
     backend = context.build_backend("forward")
@@ -58,12 +62,24 @@ def run(context: Context) -> None:
     context.comm.barrier()
 
 
-def read_inputs(path: Path, vocab_size: int) -> dict[str, Tensor]:
+def _check_balancing(model: Any, inputs: dict[str, Tensor]) -> None:
+    """The reference leaves padding out of its balancing loss; here only whole rows can be left out."""
+    if getattr(model, "output_router_logits", False) and "attention_mask" in inputs:
+        raise UserError(
+            "model.output_router_logits=true gives a loss over all tokens of a row, and there is an attention_mask; "
+            "leave one of them out"
+        )
+
+
+def read_inputs(path: Path, vocab_size: int, model: Any = None) -> dict[str, Tensor]:
     """The batch of `data.inputs`, checked."""
     try:
         inputs = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"data.inputs={path} is not a readable safetensors file: {error}") from None
+    decisions = {}
+    if hasattr(model, "num_experts"):
+        decisions = {name: inputs.pop(name) for name in list(inputs) if replay.layer_of(name) is not None}
     if unknown := sorted(set(inputs) - set(KNOWN)):
         raise UserError(f"{path} holds {', '.join(unknown)}; job=forward reads {', '.join(KNOWN)}")
     if "input_ids" not in inputs or inputs["input_ids"].dim() != 2 or inputs["input_ids"].numel() == 0:
@@ -79,7 +95,7 @@ def read_inputs(path: Path, vocab_size: int) -> dict[str, Tensor]:
             raise UserError(f"{path}: {name} must lie in [0, {vocab_size}) (vocab_size)")
     _check_mask(inputs, path)
     _check_positions(inputs, path)
-    return inputs
+    return inputs | replay.check(decisions, path, tuple(shape), model)
 
 
 def _outside(tokens: Tensor, vocab_size: int, ignore: bool) -> bool:
@@ -131,6 +147,7 @@ def split(inputs: dict[str, Tensor], dp_rank: int, dp_size: int, micro_batch_siz
     if "attention_mask" in inputs:
         kept = inputs["attention_mask"] != 0
         labels[~kept] = IGNORE
+    decisions = {layer: x for name, x in inputs.items() if (layer := replay.layer_of(name)) is not None}
     batches = []
     for micro in range(count):
         first = (dp_rank * count + micro) * size
@@ -138,7 +155,9 @@ def split(inputs: dict[str, Tensor], dp_rank: int, dp_size: int, micro_batch_siz
         take = torch.tensor([max(i, 0) for i in index])
         batch_labels = labels[take].clone()
         batch_labels[torch.tensor(index) < 0] = IGNORE
-        batches.append(rows_to_batch(inputs["input_ids"][take], batch_labels, starts[take], index))
+        batch = rows_to_batch(inputs["input_ids"][take], batch_labels, starts[take], index)
+        batch.experts = {layer: chosen[take] for layer, chosen in decisions.items()}
+        batches.append(batch)
     return batches
 
 
@@ -160,6 +179,12 @@ def _slices(
         for row, sample in enumerate(batch.sample_ids):
             if sample >= 0:
                 yield Slice("output", "logits", shape, (sample, 0, 0), logits[row : row + 1])
+    for batch, chosen_by_layer in zip(batches, result.experts, strict=False):
+        for layer, chosen_BSk in chosen_by_layer.items():
+            whole = (*shape[:2], chosen_BSk.shape[-1])
+            for row, sample in enumerate(batch.sample_ids):
+                if sample >= 0:
+                    yield Slice("output", f"experts.{layer}", whole, (sample, 0, 0), chosen_BSk[row : row + 1])
     if grad:
         yield from backend.state(("grad",))
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.schema import Run
+
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -24,6 +26,12 @@ class Coefficients:
 
     def __bool__(self) -> bool:
         return bool(self.aux or self.sequence or self.z)
+
+
+def published_aux_loss(run: Run) -> float:
+    """The coefficient of the balancing loss: the run's own, else the published one."""
+    own = run.moe.aux_loss
+    return float(getattr(run.model, "router_aux_loss_coef", 0.0)) if own is None else own
 
 
 def scores(logits_TE: Tensor, function: str) -> Tensor:

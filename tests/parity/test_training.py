@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import torch
 
 from engine.data.batch import IGNORE, Batch
 from engine.data.loader import build_data
-from engine.family import load_family
 from engine.freeze import load_run
 from engine.schedule import learning_rate
 from engine.schema import Run
@@ -52,15 +52,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def quick_case() -> harness.Case:
-    case = next(case for case, quick in harness.discover() if quick)
-    return harness.Case(case.family, "training", tuple((case.published | {"vocab_size": VOCABULARY}).items()))
+def with_words(case: harness.Case) -> harness.Case:
+    """The case with a vocabulary that a tokenizer can have."""
+    items = tuple((case.published | {"vocab_size": VOCABULARY}).items())
+    return harness.Case(case.family, f"{case.name}_trained", items)
 
 
-def train(ranks: Ranks, root: Path, layout: str, name: str, *extra: str) -> tuple[Path, list[dict]]:
+CASES = [with_words(case) for case in harness.quick_cases()]
+FIRST = CASES[0]
+
+
+def train(
+    ranks: Ranks, root: Path, layout: str, name: str, *extra: str, case: harness.Case = FIRST
+) -> tuple[Path, list[dict]]:
     """A training run; its folder and its rows of metrics."""
     backend, world, overrides = harness.LAYOUTS[layout]
-    case = quick_case()
     weights = harness.weights_directory(case, root)
     config = freeze(
         root / name,
@@ -92,11 +98,22 @@ def block_mask(batch: Batch) -> torch.Tensor:
     return mask.masked_fill(~(same & causal)[:, None], torch.finfo(torch.float32).min)
 
 
-@lru_cache(maxsize=1)
-def plain_loop(config: Path) -> tuple[list[float], list[float]]:
+def balancing_loss(model: torch.nn.Module, router_logits: list[torch.Tensor]) -> torch.Tensor:
+    """The reference's balancing loss of each layer by itself, and their mean."""
+    config, function = model.config, sys.modules[type(model).__module__].load_balancing_loss_func
+    layers = [function((logits,), config.num_experts, config.num_experts_per_tok) for logits in router_logits]
+    return config.router_aux_loss_coef * sum(layers) / len(layers)
+
+
+@lru_cache(maxsize=len(CASES))
+def plain_loop(config: Path, case: harness.Case) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a bare loop over the reference class, on the rows that the run reads."""
     run: Run = load_run(config)
-    model = harness.reference(load_family(run.family), quick_case().published)
+    model = harness.reference(case.card, case.published)
+    heard: list[torch.Tensor] = []
+    for module in model.modules():
+        if type(module).__name__.endswith("Router"):
+            module.register_forward_hook(lambda _module, _inputs, output: heard.append(output[0]))
     stream = build_data(run, 0, 1).train
     parameters = [p for _, p in model.named_parameters()]
     groups = [
@@ -111,13 +128,17 @@ def plain_loop(config: Path) -> tuple[list[float], list[float]]:
         optimizer.zero_grad()
         total = 0.0
         for batch in batches:
+            heard.clear()
             logits = model(
                 input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=block_mask(batch)
             ).logits
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE, reduction="sum"
             )
-            (loss / count).backward()
+            learned = loss / count
+            if case.experts:
+                learned = learned + balancing_loss(model, heard) / len(batches)
+            learned.backward()
             total += loss.item()
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, run.optim.clip_grad).item())
         losses.append(total / count)
@@ -127,17 +148,23 @@ def plain_loop(config: Path) -> tuple[list[float], list[float]]:
     return losses, norms
 
 
-def layouts() -> list:
-    return [pytest.param(n, marks=() if n in harness.QUICK else pytest.mark.slow) for n in harness.LAYOUTS]
+def cases_and_layouts() -> list:
+    return [
+        pytest.param(case, layout, id=f"{case}-{layout}", marks=() if quick else pytest.mark.slow)
+        for case, original in zip(CASES, harness.quick_cases(), strict=True)
+        for layout in harness.LAYOUTS
+        if harness.possible(case, layout)
+        for quick in (harness.is_quick(original, layout),)
+    ]
 
 
-@pytest.mark.parametrize("layout", layouts())
-def test_ten_steps_equal_a_plain_loop(ranks: Ranks, root: Path, layout: str) -> None:
-    run_dir, rows = train(ranks, root, layout, layout)
-    first = root / "first"  # any run's config names the same rows; one plain loop serves all layouts
+@pytest.mark.parametrize(("case", "layout"), cases_and_layouts())
+def test_ten_steps_equal_a_plain_loop(ranks: Ranks, root: Path, case: harness.Case, layout: str) -> None:
+    run_dir, rows = train(ranks, root, layout, f"{case}-{layout}", case=case)
+    first = root / f"first-{case}"  # any run's config names the same rows; one plain loop serves all layouts
     if not first.exists():
         first.symlink_to(run_dir)
-    losses, norms = plain_loop(first / "config.yaml")
+    losses, norms = plain_loop(first / "config.yaml", case)
     assert losses[0] - losses[-1] >= 0.5, "the data must be learnable for the comparison to mean anything"
     assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
     assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-5)

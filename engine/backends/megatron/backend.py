@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.megatron import groups
+from engine.backends.megatron.accounts import Accounts
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
@@ -22,6 +23,7 @@ from engine.comm import Comm
 from engine.data.batch import Batch
 from engine.errors import OtherRank, UserError
 from engine.faults.finite import gather_bad_tensors, not_finite
+from engine.inspect.modules import by_published_name, watched
 from engine.schema import Run
 
 
@@ -37,10 +39,12 @@ class MegatronBackend:
         self._config = chunks[0].config  # the one that megatron-core's schedules read
         self._model: list[CausalLM] | list[DistributedDataParallel] = self._chunks
         self._optimizer: AdamW | None = None
+        self._accounts = Accounts(run, chunks, device, mode) if hasattr(run.model, "num_experts") else None
         self._entries = entries(self._chunks, weight_map)
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
-        self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
+        self.published = weight_map.published
+        self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
         if mode == "train":
             self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
             self._optimizer = AdamW(run, self._model)
@@ -70,6 +74,8 @@ class MegatronBackend:
     def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         self._train_mode(True)
         self._optimizer.zero_grad()
+        if self._accounts:
+            self._accounts.begin(batches)
         results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
         loss_sum, num_tokens = self._totals(results)
         if not math.isfinite(loss_sum):
@@ -79,12 +85,18 @@ class MegatronBackend:
         norm = self._optimizer.step(lr, update)
         if not math.isfinite(norm):
             return StepResult(loss_sum, num_tokens, norm, (), *self._bad_gradients())
-        return StepResult(loss_sum, num_tokens, norm, updated=update)
+        metrics = self._accounts.end() if self._accounts else {}
+        return StepResult(loss_sum, num_tokens, norm, updated=update, metrics=metrics)
 
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
         return self._totals(self._forward_only(batches))
 
     def forward(self, batches: Sequence[Batch], grad: bool) -> ForwardResult:
+        balancing = 0.0
+        if self._accounts and self._accounts.pooled:
+            balancing = self._accounts.pool(batches, lambda: self._forward_only(batches))
+        if self._accounts:
+            self._accounts.record()
         if grad:
             if self._model is self._chunks:
                 self._wrap(sharded=False, overlap=False)
@@ -95,7 +107,9 @@ class MegatronBackend:
         else:
             results = self._forward_only(batches, want_logits=True)
         logits = [result.logits_BSV for result in results[: len(batches)]] if holds_logits() else None
-        return ForwardResult(logits, *self._totals(results))
+        loss_sum, num_tokens = self._totals(results)
+        experts = self._accounts.recorded(batches) if self._accounts else []
+        return ForwardResult(logits, loss_sum + balancing * num_tokens, num_tokens, experts)
 
     def _forward_only(self, batches: Sequence[Batch], want_logits: bool = False) -> list[MicroResult]:
         self._train_mode(False)
@@ -188,6 +202,12 @@ class MegatronBackend:
 
     def set_optimizer_step(self, step: int) -> None:
         self._optimizer.set_updates(step)
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        # The last stage's copy of tied embeddings is a head there.
+        held = (entry for entry in self._entries if not getattr(entry.parameter, "shared", False))
+        names = {id(entry.parameter): [block.name for block in entry.blocks] for entry in held}
+        return by_published_name(self._chunks, names, watched(self.published))
 
     def close(self) -> None:
         """Destroy the process groups of the layout; another backend may follow. Collective."""

@@ -15,9 +15,10 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from engine.backends.megatron.grouped import GroupedExperts
 from engine.backends.megatron.router import Objective, Router
 from engine.backends.megatron.spec import SpecProvider, layer_spec
-from engine.moe.balance import Coefficients
+from engine.moe.balance import Coefficients, published_aux_loss
 from engine.schema import Run
 from hardware.base import Hardware
+from hardware.kernels.grouped import one_by_one
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,11 @@ def mixture_layers(
     return [routed if has else dense for has in mixture.layers]
 
 
-def published_aux_loss(run: Run) -> float:
-    """The coefficient of the balancing loss: the run's own, else the published one."""
-    own = run.moe.aux_loss
-    return float(getattr(run.model, "router_aux_loss_coef", 0.0)) if own is None else own
-
-
 def mixture_spec(run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, objective: Objective) -> Any:
     """The layer of experts that stands in an MLP's place."""
     parts: MoESubmodules = get_moe_module_spec_for_backend(provider, mixture.experts).keywords["submodules"]
     if grouped(run, hardware):
-        parts.experts = partial(GroupedExperts, matmul=hardware.grouped_matmul())
+        parts.experts = partial(GroupedExperts, matmul=hardware.grouped_matmul() or one_by_one)
     parts.router = partial(Router, objective=objective)
     return partial(MoELayer, submodules=parts)
 

@@ -17,7 +17,7 @@ from engine.backends.megatron import groups
 from engine.backends.megatron.attention import Documents
 from engine.backends.megatron.context_parallel import all_tokens, chunks, share
 from engine.backends.megatron.rope import Rope
-from engine.data.batch import IGNORE, Batch
+from engine.data.batch import IGNORE, Batch, sample_rows
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,6 @@ def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = 
         num_tokens=num_tokens,
         want_logits=want_logits,
     )
-
-
-def sample_rows(batch: Batch) -> Tensor:
-    """The number of each row within the batch, negative for rows that only fill it up."""
-    ids = batch.sample_ids or [-1] * batch.tokens_BS.shape[0]
-    return torch.tensor([row if sample >= 0 else -1 for row, sample in enumerate(ids)])
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Router(TopKRouter):
             scaling_factor=config.moe_router_topk_scaling_factor,
             score_function=self.score_function,
             expert_bias=self.expert_bias,
-            router_replay=self.replay.at(self.documents, self.layer_number, self._share),
+            router_replay=self.replay.at(self.documents, self.layer_number, self._share, self.training),
         )
         if learning or objective.counting:
             probs = self._account(logits_TE, probs, chosen, row_T, learning)
@@ -141,12 +141,15 @@ class Replay:
         self.recording = False
         self.recorded: list[Tensor] = []  # [t, k] of each micro-batch in order
         self._given: Tensor | None = None
+        self._writes = False
 
-    def at(self, documents: Documents | None, layer_number: int, share: Any) -> Replay | None:
+    def at(self, documents: Documents | None, layer_number: int, share: Any, training: bool) -> Replay | None:
         """Ready for the next micro-batch; None if there is nothing to do."""
+        # Where activations are recomputed a micro-batch comes twice, without and with gradients.
+        self._writes = self.recording and torch.is_grad_enabled() == training
         given = documents.experts.get(layer_number - 1) if documents is not None and documents.experts else None
         self._given = None if given is None else share(given)
-        return self if self.recording or self._given is not None else None
+        return self if self._writes or self._given is not None else None
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, compute: Any
@@ -156,6 +159,6 @@ class Replay:
         if self._given is not None:
             indices = self._given.where(self._given >= 0, indices)
             values = scores.gather(1, indices)
-        if self.recording:
+        if self._writes:
             self.recorded.append(indices.detach())
         return values, indices

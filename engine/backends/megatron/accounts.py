@@ -1,0 +1,123 @@
+"""The routers of a model over a whole step: what their losses count for, and what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.backends.megatron.context_parallel import all_tokens
+from engine.backends.megatron.experts import routers
+from engine.backends.megatron.router import Router
+from engine.data.batch import Batch, sample_rows
+from engine.moe.balance import Coefficients, published_aux_loss
+from engine.moe.load import summary
+from engine.schema import Run
+
+
+class Accounts:
+    """Of all routers of this rank. Every method that says so is collective over all ranks of the run."""
+
+    def __init__(self, run: Run, chunks: Sequence[Any], device: torch.device, mode: str) -> None:
+        self._routers, self._device, self._run = routers(chunks), device, run
+        self._experts = run.model.num_experts
+        self._places = {layer: place for place, layer in enumerate(expert_layers(chunks[0].config))}
+        self._tokens = 1.0
+        self._steps = 0
+        # The reference's own loss has the balancing loss only where it is asked to give the router's logits.
+        self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
+        if mode == "forward":
+            losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
+            for router in self._routers:
+                router.objective.losses = losses
+        self._losses = self._routers[0].objective.losses if self._routers else Coefficients()
+
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """Before a step: how many supervised tokens there are for each real one. Collective."""
+        real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
+        totals = torch.tensor([sum(b.num_tokens for b in batches), real], dtype=torch.float64, device=self._device)
+        dist.all_reduce(totals)  # ranks of one replica count the same, which leaves the ratio as it is
+        supervised, self._tokens = totals.tolist()
+        for router in self._routers:
+            router.reset()
+            router.objective.scale = max(supervised, 1.0) / max(self._tokens, 1.0)
+            router.objective.load_E = None
+
+    def end(self) -> dict[str, Any]:
+        """After a step: its metrics. Collective."""
+        counts, _, sums = self._gathered()
+        tokens = float(counts.sum()) / (self._run.model.num_experts_per_tok * max(1, len(self._places)))
+        self._steps += 1
+        whole = self._steps % self._run.logger.interval == 0
+        return summary(counts.cpu(), sums.cpu(), tokens, self._losses, whole)
+
+    def pool(self, batches: Sequence[Batch], forward: Callable[[], Any]) -> float:
+        """The reference's balancing loss, times its coefficient, over all layers and rows of a batch. Collective.
+
+        transformers adds up counts and probabilities over all layers and tokens before it multiplies them
+        (`load_balancing_loss_func`), so they must be known before a gradient can be taken: `forward` runs the model
+        once for that, and the pass that learns finds the loads here.
+        """
+        self.begin(batches)
+        for router in self._routers:
+            router.objective.counting = True
+        forward()
+        for router in self._routers:
+            router.objective.counting = False
+        counts, mass, _ = self._gathered()
+        assignments = counts.sum()
+        rows = assignments / self._run.model.num_experts_per_tok  # tokens, once for each layer
+        load, share = counts.sum(0) / rows, mass.sum(0) / rows
+        for router in self._routers:
+            router.objective.load_E = load.float()
+        return float(published_aux_loss(self._run) * self._experts * (load * share).sum())
+
+    def record(self) -> None:
+        """Write down the decisions of the forward pass to come."""
+        for router in self._routers:
+            router.replay.recorded, router.replay.recording = [], True
+
+    def recorded(self, batches: Sequence[Batch]) -> list[dict[int, Tensor]]:
+        """What was written down since: for each batch and layer of this stage int64 [B, S, k], on the CPU.
+
+        Collective over the ranks that share a micro-batch, of which one has the answer and the others nothing.
+        """
+        found: list[dict[int, Tensor]] = [{} for _ in batches]
+        for router in self._routers:
+            router.replay.recording = False
+            for batch, chosen_tk, place in zip(batches, router.replay.recorded, found, strict=False):
+                whole = self._all_tokens(router, chosen_tk)
+                if router.tp_cp_group.rank() == 0:
+                    rows, length = batch.tokens_BS.shape
+                    place[router.layer_number - 1] = whole[: rows * length].view(rows, length, -1).cpu()
+            router.replay.recorded = []
+        return found
+
+    @staticmethod
+    def _all_tokens(router: Router, chosen_tk: Tensor) -> Tensor:
+        if router.config.sequence_parallel and router.tp_group.size() > 1:
+            size, k = chosen_tk.shape
+            parts = chosen_tk.new_empty(router.tp_group.size() * size, k)
+            dist.all_gather_into_tensor(parts, chosen_tk.contiguous(), group=router.tp_group)
+            chosen_tk = parts
+        return all_tokens(chosen_tk, router.cp_group) if router.cp_group.size() > 1 else chosen_tk
+
+    def _gathered(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Assignments [L, E], scores [L, E] and loss sums [L, 3] of all ranks. Collective."""
+        width = self._experts
+        table = torch.zeros(len(self._places), 2 * width + 3, dtype=torch.float64, device=self._device)
+        for router in self._routers:
+            row = table[self._places[router.layer_number - 1]]
+            row[:width] += router.counts_E
+            row[width : 2 * width] += router.mass_E
+            row[2 * width :] += router.sums_3
+        dist.all_reduce(table)
+        return table[:, :width], table[:, width : 2 * width], table[:, 2 * width :]
+
+
+def expert_layers(config: Any) -> list[int]:
+    """The layers (from 0) that have experts."""
+    return [layer for layer, has in enumerate(config.moe_layer_freq) if has]
