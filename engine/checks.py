@@ -80,6 +80,7 @@ RANGES = (
     Range(("data.held_out", "task.lora.dropout"), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
     Range(("schedule.min_lr_ratio", "model.attention_dropout"), lambda v: 0 <= v <= 1, "from 0 to 1"),
     Range(("launcher.master_port",), lambda v: 1 <= v <= 65535, "a port from 1 to 65535"),
+    Range(("profile.steps", "debug.steps"), lambda v: len(v) > 0 and min(v) >= 1, "steps, counted from 1"),
     Range(("seed",), lambda v: v < 2**63, "less than 2**63"),
     Range(
         ("optim.betas",), lambda v: len(v) == 2 and all(0 <= b < 1 for b in v), "two numbers, each at least 0 and < 1"
@@ -95,6 +96,7 @@ CHOICES = {
     "data.train_turns": ("all", "last"),
     "parallelism.recompute": ("none", "selective", "full"),
     "parallelism.strategy": ("ddp", "zero1", "fsdp", "hsdp"),
+    "debug.dump": ("layers",),
     "faults.on_spike": ("warn", "skip", "stop"),
     "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
     "job.to": ("hf", "sharded"),

@@ -22,6 +22,7 @@ from engine.errors import Interrupted, UserError
 from engine.faults.finite import NAMED, listed
 from engine.faults.retry import READS
 from engine.faults.spikes import SpikeRule
+from engine.inspect.looks import Looks
 from engine.jobs.sample import continuation
 from engine.jobs.start import Start
 from engine.metrics.progress import Progress
@@ -50,6 +51,7 @@ class Loop:
         self.last_val: dict[str, Any] = {}
         self.spikes = SpikeRule(context.run.faults, start.state.get("spikes"))
         self.notes: list[str] = []  # for the user, once the step is shown
+        self.looks = Looks(context, backend, start.step, self.notes.append)
         self._stop_signal: int | None = None
 
     def run(self) -> None:
@@ -81,6 +83,7 @@ class Loop:
             self.context.page.rest()  # only rank 0 has something to do, and it may take its time
             self._finish()  # a signal that comes now finds all steps saved: the rest takes seconds and is done
         finally:
+            self.looks.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -101,7 +104,8 @@ class Loop:
         self.context.page.beat(f"step {step}, forward and backward")
         lr = learning_rate(self.step, self.run_config.optim.lr, self.run_config.schedule)
         torch.manual_seed(self.run_config.seed + self.step)
-        result = self.backend.train_step(batches, lr, self.spikes.accept)
+        with self.looks.step(step):
+            result = self.backend.train_step(batches, lr, self.spikes.accept)
         self.step += 1
         self._check(result)
         self.tokens += result.num_tokens if result.updated else 0

@@ -156,6 +156,18 @@ class Faults:
 
 
 @dataclass
+class Profile:
+    name: str = "false"  # true: trace some steps with torch's profiler
+    steps: Optional[list[int]] = None  # which; None: the third to fifth that the command takes
+
+
+@dataclass
+class Debug:
+    dump: Optional[str] = None  # layers: statistics of what every layer puts out, in layers.jsonl
+    steps: Optional[list[int]] = None  # of which steps; None: all
+
+
+@dataclass
 class Launcher:
     name: str = MISSING  # local | torchrun | print
     nodes: int = 1  # machines
@@ -235,6 +247,8 @@ class Run:
     logger: Logger = field(default_factory=Logger)
     launcher: Launcher = field(default_factory=Launcher)
     faults: Faults = field(default_factory=Faults)
+    profile: Profile = field(default_factory=Profile)
+    debug: Debug = field(default_factory=Debug)
     job: Any = MISSING
 
 

@@ -7,11 +7,14 @@ process groups · 3 facts with their sources · 4 kernels, config rewrites and t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 if TYPE_CHECKING:
     import torch
+
+    from hardware.kernels.registry import Kernel
 
 CONTRACT_VERSION = 1
 
@@ -99,6 +102,19 @@ class Hardware(ABC):
     def memory_report(self) -> str:
         """One line that says what is allocated."""
 
+    def profiler_activities(self) -> list[Any]:
+        """What torch's profiler can see here."""
+        from torch.profiler import ProfilerActivity
+
+        return [ProfilerActivity.CPU]
+
+    def record_memory(self, on: bool) -> None:
+        """Have the allocator keep a history of what it does, where it can."""
+
+    def memory_snapshot(self) -> Optional[dict[str, Any]]:
+        """The allocator's segments and, while it is recorded, its history, as plain values; None where it has none."""
+        return None
+
     # stage 3
     @abstractmethod
     def spec(self) -> ChipSpec: ...
@@ -115,6 +131,10 @@ class Hardware(ABC):
     def grouped_matmul(self) -> Any:
         """The grouped matrix product of this hardware, see `hardware.kernels.grouped`; None if it has none."""
         return None
+
+    def kernels(self) -> Sequence[Kernel]:
+        """What this hardware offers in the place of the references, see `hardware.kernels.registry`. Torch-free."""
+        return ()
 
     @abstractmethod
     def megatron(self) -> Any:

@@ -13,8 +13,10 @@ from engine.context import Context
 from engine.data.chat.preview import Preview
 from engine.data.loader import build_data
 from engine.family import load_dotted
+from engine.inspect.parameters import by_part, table
 from engine.jobs.start import Start, load_start_weights, resume
 from engine.loop import Loop
+from engine.lora.names import is_adapter_name, trained_adapters
 from engine.metrics.writer import MetricsWriter
 
 
@@ -42,6 +44,8 @@ def run(context: Context) -> None:
     manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder)
     metrics = MetricsWriter(context.run_dir, settings, start.step) if context.rank == 0 else None
     context.log(_summary(context, backend, start))
+    frozen = trained_adapters(settings, "train") is not None  # all that is no adapter
+    context.log(table(by_part(backend.published, lambda name: not frozen or is_adapter_name(name))))
     show_previews(context, data.previews)
     loop = Loop(context, backend, data, manager, metrics, start)
     try:

@@ -19,6 +19,8 @@ from engine.family import load_dotted, load_family
 from engine.metrics.text import count, duration, memory, percent
 from engine.metrics.writer import METRICS, read_rows
 
+LOOKS = {"Profile: traces and dearest operations": "profile", "Statistics of the layers' outputs": "layers.jsonl"}
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -45,6 +47,7 @@ class Facts:
     checkpoints: list[Saved]
     hf: Path | None
     command: list[str]
+    looks: list[tuple[str, Path]]  # what was asked to be looked at, and where it lies
 
     def value(self, dotted: str, default: Any = None) -> Any:
         """A setting of the frozen config, `optim.lr`."""
@@ -92,6 +95,7 @@ def gather(run_dir: Path, result: dict[str, Any] | None = None) -> Facts:
         validation=[row for row in rows if "val_loss" in row],
         checkpoints=_checkpoints(run_dir, folder),
         hf=folder / "hf" if (hf / "config.json").is_file() else None,
+        looks=[(what, folder / name) for what, name in LOOKS.items() if (run_dir / name).exists()],
         command=shlex.split(next(iter(_text(run_dir / "command.txt").splitlines()), "")),
     )
 

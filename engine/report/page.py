@@ -198,6 +198,7 @@ def _checkpoints(facts: Facts) -> str:
     ]
     if facts.hf is not None:
         rows.insert(0, ("Hugging Face directory", facts.hf, "", "", ""))
+    rows += [(what, path, "", "", "") for what, path in facts.looks]
     if not rows:
         return ""
     body = "".join(

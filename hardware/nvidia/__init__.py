@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from hardware.base import ChipSpec, Detection, Hardware, HardwareError, MemoryStats
 from hardware.host import gib, usable_cores, with_user_values
+from hardware.kernels.registry import Kernel
 from hardware.nvidia.chips import peak_flops
 
 if TYPE_CHECKING:
     import torch
 
 CAPABILITIES = frozenset({"compile", "pin_memory", "overlap", "fused_adamw", "tf32"})
+KERNELS = (
+    Kernel("swiglu", "triton", "hardware.nvidia.swiglu:KERNEL", 10, ("triton",)),
+    Kernel(
+        "linear_cross_entropy",
+        "liger",
+        "hardware.nvidia.linear_cross_entropy:linear_cross_entropy",
+        10,
+        ("liger_kernel",),
+    ),
+    Kernel("split_adamw", "triton", "hardware.nvidia.adamw:KERNEL", 10, ("triton",)),
+)
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -106,6 +118,21 @@ class Nvidia(Hardware):
             f"{gib(torch.cuda.memory_reserved())}; {gib(free)} of the device's {gib(total)} are free"
         )
 
+    def profiler_activities(self) -> list[Any]:
+        from torch.profiler import ProfilerActivity
+
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+
+    def record_memory(self, on: bool) -> None:
+        import torch
+
+        torch.cuda.memory._record_memory_history(enabled="all" if on else None)
+
+    def memory_snapshot(self) -> dict[str, Any]:
+        import torch
+
+        return torch.cuda.memory._snapshot()
+
     def spec(self) -> ChipSpec:
         import torch
 
@@ -124,6 +151,9 @@ class Nvidia(Hardware):
         from hardware.kernels.grouped import together
 
         return together
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return KERNELS
 
     def megatron(self) -> Any:
         from hardware.megatron import MegatronAdapter

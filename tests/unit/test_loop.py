@@ -29,6 +29,7 @@ class Scripted:
     """A backend that is one number; every update adds one."""
 
     dp_rank, dp_size, parameters_total = 0, 1, 1
+    modules = dict
 
     def __init__(self, losses: list[float], val_loss: float = 2.0, norm: float = 1.0) -> None:
         self.losses, self.val_loss, self.norm = list(losses), val_loss, norm

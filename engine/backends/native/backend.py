@@ -9,10 +9,11 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.native.attention import inputs
+from engine.backends.native.balancing import Balancing
 from engine.backends.native.failures import gather_bad_samples
 from engine.backends.native.fuse import LossHead
 from engine.backends.native.shards import Shard, pieces
@@ -21,6 +22,7 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import IGNORE, Batch
 from engine.faults.finite import gather_bad_tensors, not_finite
+from engine.inspect.modules import by_published_name, watched
 from engine.optim.adamw import MOMENTS, AdamW
 from engine.optim.clip import clip_factor, squared_norm
 from engine.optim.split import MainWeights
@@ -47,11 +49,13 @@ class NativeBackend:
         """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss."""
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
-        self.parameters_total = sum(math.prod(shape) for shape in weight_map.published.values())
+        self.published = weight_map.published
+        self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
         self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
         self._loss_head, self.kernels = loss_head, kernels or {}
         self._sum_fp32 = isinstance(optimizer, MainWeights)
+        self.balancing: Optional[Balancing] = None  # of models with experts
         self._shards = [shard for shard in strategy.shards if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
         self._owned = [shard for shard in self._shards if shard.owned]
@@ -80,7 +84,7 @@ class NativeBackend:
             self._zero_grad()
             return StepResult(loss, int(count), norm, updated=False)
         self._update(norm, lr)
-        return StepResult(loss, int(count), norm)
+        return StepResult(loss, int(count), norm, metrics=self.balancing.end() if self.balancing else {})
 
     def _accumulate(
         self, batches: Sequence[Batch], keep: Optional[Callable[[Tensor], None]] = None
@@ -90,10 +94,13 @@ class NativeBackend:
         # DDP and FSDP average over the ranks; the loss is the sum over them, divided by the global count.
         scale = (self.dp_size / tokens.clamp(min=1)).float()
         losses = []
+        if self.balancing is not None:
+            self.balancing.begin(batches)
         for index, batch in enumerate(batches):
             with self._strategy.synchronised(last=index == len(batches) - 1):
                 loss = self._loss(batch, keep)
-                (loss * scale).backward()
+                learned = loss if self.balancing is None else loss + self.balancing.term(batch)
+                (learned * scale).backward()
             losses.append(loss.detach())
             if self._sum_fp32 and len(batches) > 1:
                 for shard in self._shards:
@@ -102,11 +109,15 @@ class NativeBackend:
 
     def _loss(self, batch: Batch, keep: Optional[Callable[[Tensor], None]] = None) -> Tensor:
         batch = batch.to(self._device)
+        if self.balancing is not None:
+            self.balancing.listen(batch)
         if self._loss_head is not None:
             assert keep is None, "logits are not kept where the loss is fused with the last matrix"
             self._loss_head.labels = batch.labels_BS
         with self._precision():
             logits = self._strategy.module(**inputs(batch)).logits
+        if self.balancing is not None:
+            self.balancing.note()
         if self._loss_head is not None:
             return logits
         if keep is not None:
@@ -163,6 +174,11 @@ class NativeBackend:
 
         even = self._even(batches)
         self._zero_grad()
+        balancing = 0.0
+        if self.balancing is not None and self.balancing.pooled:
+            balancing = self.balancing.pool(even, self._loss)
+        if self.balancing is not None:
+            self.balancing.recorded = []
         if grad:
             losses, tokens = self._accumulate(even, keep)
         else:
@@ -173,7 +189,9 @@ class NativeBackend:
             torch.stack(losses).double().sum() if losses else torch.zeros((), dtype=torch.float64, device=self._device)
         )
         self._all_reduce(total)
-        return ForwardResult(logits[: len(batches)], total.item(), int(tokens.item()))
+        num_tokens = int(tokens.item())
+        experts = (self.balancing.recorded or [])[: len(batches)] if self.balancing is not None else []
+        return ForwardResult(logits[: len(batches)], total.item() + balancing * num_tokens, num_tokens, experts)
 
     def _even(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, and fully masked ones until all ranks have as many: a sharded model's forward is collective."""
@@ -220,6 +238,10 @@ class NativeBackend:
     def set_optimizer_step(self, step: int) -> None:
         if self._optimizer is not None:
             self._optimizer.set_updates(step)
+
+    def modules(self) -> dict[str, nn.Module]:
+        names = {id(shard.parameter): (shard.name,) for shard in self._strategy.shards}
+        return by_published_name([self._strategy.module], names, watched(self.published))
 
     def close(self) -> None:
         """Let go of the model and its process groups' users."""

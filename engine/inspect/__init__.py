@@ -1,0 +1,1 @@
+"""Looking inside a run: where its time and memory go, and what passes through its layers."""
