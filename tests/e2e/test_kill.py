@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,3 +116,16 @@ def test_a_signal_after_the_last_step_lets_the_run_finish(place: Path) -> None:
     assert process.returncode == 0, output
     assert json.loads((run_dir / "result.json").read_text())["status"] == "done"
     assert (run_dir / "hf" / "model.safetensors").exists() and (run_dir / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_random_moments(tmp_path: Path, place: Path, ranks: int) -> None:
+    """Every checkpoint can be read and every resumed run ends as if nothing had happened."""
+    shutil.copytree(place / "corpus", tmp_path / "corpus")
+    kills = int(os.environ.get("ZOOFORGE_KILLS", "12"))
+    program = [sys.executable, "-m", "tests.e2e.random_kills", str(tmp_path), str(kills), str(ranks), str(ranks)]
+    done = subprocess.run(program, cwd=commands.REPO, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    happened = json.loads(done.stdout.splitlines()[-1])
+    assert happened["kills"] >= kills and happened["resumed_from_a_checkpoint"] > 0, happened
