@@ -32,7 +32,7 @@ def divisors(number: int, limit: int = 64) -> str:
 def _backend(run: Run) -> Iterator[str]:
     layout = run.parallelism
     if run.backend == "native":
-        for key in ("tp", "pp", "vpp", "ep"):
+        for key in ("tp", "pp", "vpp", "ep", "etp"):
             if getattr(layout, key) > 1:
                 yield f"parallelism.{key}={getattr(layout, key)}: {NATIVE}"
         if layout.cp > 1:

@@ -226,6 +226,7 @@ def forward(
     inputs: dict[str, Tensor],
     root: Path,
     run: Callable[[Path, int], list[int]] | None = None,
+    extra: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """`job=forward grad=true` in one layout; what it wrote."""
     backend, world, overrides = LAYOUTS[layout]
@@ -242,6 +243,7 @@ def forward(
         "data.micro_batch_size=1",
         f"backend={backend}",
         *overrides,
+        *extra,
     )
     codes = (run or ranks.run)(config, world)
     assert codes == [0] * world, (config.parent / "result.json").read_text()
@@ -250,7 +252,8 @@ def forward(
 
 def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Logits 1e-4 absolute, loss 1e-5, every gradient 1e-4 relative (norm-wise); no tensor more or less."""
-    got = {name: tensor for name, tensor in got.items() if not name.startswith("experts.")}  # no output of the reference
+    # Which experts were chosen is no output of the reference.
+    got = {name: tensor for name, tensor in got.items() if not name.startswith("experts.")}
     assert set(got) == set(expected), set(got) ^ set(expected)
     assert got["logits"].shape == expected["logits"].shape
     assert (got["logits"] - expected["logits"]).abs().max().item() <= 1e-4

@@ -38,7 +38,7 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     kept = [word for word in kept if word.partition("=")[0] != "launcher.node_rank"]
     lines = [
         f"# {_counted(nodes * nproc, 'rank')}: {_counted(nodes, 'node')} x {nproc}, "
-        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({_holders(model_ranks(layout))})",
+        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({_holders(model_ranks(layout), layout.ep * layout.etp)})",
         f"# the workers of {'node 0' if nodes > 1 else 'this node'}: {_workers(run, address)}",
     ]
     if address == MASTER:
@@ -59,8 +59,9 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _holders(ranks: int) -> str:
-    return "each rank holds the whole model" if ranks == 1 else f"{ranks} ranks hold one model"
+def _holders(ranks: int, of_experts: int) -> str:
+    model = "each rank holds the whole model" if ranks == 1 else f"{ranks} ranks hold one model"
+    return f"{model}, except that {of_experts} share its experts" if of_experts > 1 else model
 
 
 def _workers(run: Run, address: str) -> str:

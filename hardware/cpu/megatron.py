@@ -84,6 +84,12 @@ def already_here(tensor: Any, as_numpy: bool = False, record_stream: bool = Fals
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
+def here() -> torch.device:
+    """The CPU, unless a model is being made without memory."""
+    default = torch.get_default_device()
+    return default if default.type == "meta" else CPU
+
+
 def is_accelerator(device: Any) -> bool:
     """Does a `device=` argument mean the accelerator? A bare number is its index."""
     if isinstance(device, torch.device):
@@ -97,7 +103,7 @@ def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if is_accelerator(kwargs.get("device")):
-            kwargs["device"] = CPU
+            kwargs["device"] = here()
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return factory(*args, **kwargs)
@@ -195,7 +201,7 @@ class CudaOnCpu:
         self._stream = Stream()
 
     def current_device(self) -> torch.device:
-        return CPU
+        return here()
 
     def is_available(self) -> bool:
         return False

@@ -69,7 +69,9 @@ def mixture_config(run: Run, hardware: Hardware, mixture: Mixture) -> dict[str, 
 
 
 def grouped(run: Run, hardware: Hardware) -> bool:
-    """Whether one matrix product serves all experts of a rank."""
+    """Whether one matrix product serves all experts of a rank. Adapters need experts that are linear layers."""
+    if run.task.name == "lora":
+        return False
     return hardware.grouped_matmul() is not None if run.moe.grouped is None else run.moe.grouped
 
 
