@@ -30,6 +30,23 @@ RULES = (
         lambda run: f"only job=train uses it, and this is job={run.job.name}",
     ),
     Rule(
+        ("profile",),
+        lambda run: run.job.name in NOT_TRAINING and run.profile.name != "false",
+        lambda run: f"only job=train uses it, and this is job={run.job.name}",
+    ),
+    Rule(
+        ("debug.", "faults.on_spike", "faults.spike_window", "faults.spike_threshold", "faults.max_skips"),
+        lambda run: run.job.name in NOT_TRAINING,
+        lambda run: f"only job=train uses it, and this is job={run.job.name}",
+    ),
+    Rule(("profile.steps",), lambda run: run.profile.name == "false", lambda run: "it needs profile=true"),
+    Rule(("debug.steps",), lambda run: run.debug.dump is None, lambda run: "it needs debug.dump=layers"),
+    Rule(
+        ("faults.max_skips",),
+        lambda run: run.job.name == "train" and run.faults.on_spike != "skip",
+        lambda run: f"faults.on_spike={run.faults.on_spike} skips nothing",
+    ),
+    Rule(
         ("data.field",),
         lambda run: run.data.name not in (*RECORDS, "mixture"),
         lambda run: f"data={run.data.name} has no fields to choose from; data=jsonl has",
