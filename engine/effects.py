@@ -122,6 +122,13 @@ RULES = (
         lambda run: "it needs moe.capacity_factor; without one no expert is ever full",
     ),
     Rule(
+        ("optim.offload",),
+        lambda run: run.backend == "native" or run.hardware.name == "cpu",
+        lambda run: (
+            "only backend=megatron has it" if run.backend == "native" else "hardware=cpu keeps it in host memory anyway"
+        ),
+    ),
+    Rule(
         ("logger.wandb_project",),
         lambda run: not run.logger.wandb,
         lambda run: "it needs logger.wandb=true",

@@ -48,6 +48,8 @@ def _backend(run: Run) -> Iterator[str]:
             f"parallelism.strategy={layout.strategy}: backend=megatron knows ddp and zero1 (distributed optimizer); "
             "add backend=native"
         )
+    if run.optim.offload and layout.strategy != "zero1":
+        yield f"optim.offload=true needs parallelism.strategy=zero1, and this is {layout.strategy}"
     if run.precision.compile:
         yield "precision.compile=true: only backend=native compiles; add backend=native or leave it out"
 

@@ -11,6 +11,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
@@ -51,6 +52,8 @@ class AdamW:
             params_dtype=torch.bfloat16 if bf16 else torch.float32,
             use_distributed_optimizer=models[0].ddp_config.use_distributed_optimizer,
             overlap_param_gather=models[0].ddp_config.overlap_param_gather,
+            optimizer_cpu_offload=settings.offload,
+            optimizer_offload_fraction=1.0 if settings.offload else 0.0,
         )
         self._optimizer = get_megatron_optimizer(config, list(models), use_gloo_process_groups=False)
         for group in self._optimizer.param_groups:
@@ -102,19 +105,38 @@ class AdamW:
         self.updates = updates
         for optimizer in self._optimizer.chained_optimizers:
             inner = optimizer.optimizer
+            if isinstance(inner, HybridDeviceOptimizer):
+                share_states(inner)
             for parameter in (p for group in inner.param_groups for p in group["params"]):
                 state: dict[str, Any] = inner.state[parameter]
                 for moment in MOMENTS:
                     if moment not in state:
-                        state[moment] = torch.zeros_like(parameter.detach())
+                        state[moment] = torch.zeros_like(host_copy(inner, parameter).detach())
                 # A tensor for each: AdamW counts in place, and one shared by all would count once for every parameter.
                 state["step"] = torch.tensor(float(updates))
 
     def main_to_model(self) -> None:
         """Bring the model's parameters to what the main copies say. Collective."""
         for optimizer in self._optimizer.chained_optimizers:
+            inner = optimizer.optimizer
+            if isinstance(inner, HybridDeviceOptimizer):
+                for parameter, copy in inner.gpu_params_map_cpu_copy.items():
+                    copy.data.copy_(parameter)
             if hasattr(optimizer, "_copy_main_params_to_model_params"):  # there is no other copy in plain fp32
                 optimizer._copy_main_params_to_model_params()
         for model in self._models:
             if model.ddp_config.use_distributed_optimizer:
                 model.start_param_sync(force_sync=True)
+
+
+def share_states(inner: HybridDeviceOptimizer) -> None:
+    """Let the offloading optimizer and the ones on the host that do its work see the same states from the start."""
+    for worker in inner.sub_optimizers:
+        for group in worker.param_groups:
+            for copy in group["params"]:
+                inner.state[inner.inner_param_to_orig_param[copy]] = worker.state[copy]
+
+
+def host_copy(inner: Any, parameter: Tensor) -> Tensor:
+    """Where a parameter is updated: on the host, if its optimizer is offloaded."""
+    return inner.param_to_inner_param[parameter] if isinstance(inner, HybridDeviceOptimizer) else parameter
