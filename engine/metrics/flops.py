@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from engine.checkpoint.weight_map import WeightMap
@@ -14,14 +15,15 @@ from hardware.base import ChipSpec
 
 
 def flops_per_token(model: Any, weight_map: WeightMap, seq_len: int) -> float:
-    """Training FLOPs for each token of a dense transformer: 6 N + 12 L H Q T.
+    """Training FLOPs for each token of a transformer: 6 N + 12 L H Q T.
 
     Source: Chowdhery et al. 2022, PaLM, appendix B. Forward and backward pass of the matrix products; recomputation
     does not count. N are the weights that take part in a matrix product: all matrices, with the output head (a tied one
-    too) and without the lookup of input embeddings. L layers, H heads of Q channels, T = `seq_len`: by the paper's
-    convention the whole T x T square of scores counts, also where causal or packed attention skips part of it.
+    too) and without the lookup of input embeddings; of a layer's routed experts those that a token goes to. L layers,
+    H heads of Q channels, T = `seq_len`: by the paper's convention the whole T x T square of scores counts, also where
+    causal or packed attention skips part of it.
     """
-    products = matmul_parameters(weight_map.published)
+    products = matmul_parameters(weight_map.published, active_share(model))
     heads = model.num_attention_heads * head_dim(model)
     return 6.0 * products + 12.0 * model.num_hidden_layers * heads * seq_len
 
@@ -34,14 +36,22 @@ def flops_of_run(run: Run) -> float | None:
     return flops_per_token(run.model, weight_map, run.data.seq_len)
 
 
-def matmul_parameters(published: Mapping[str, tuple[int, ...]]) -> int:
-    """Weights in matrix products; input embeddings count only where they are the output head as well."""
+def active_share(model: Any) -> Fraction:
+    """The share of its routed experts that a token goes to; 1 without experts."""
+    return Fraction(model.num_experts_per_tok, model.num_experts) if hasattr(model, "num_experts") else Fraction(1)
+
+
+def matmul_parameters(published: Mapping[str, tuple[int, ...]], active: Fraction = Fraction(1)) -> int:
+    """Weights in matrix products; input embeddings count only where they are the output head as well.
+
+    Of routed experts, which are published under `.experts.<number>.`, `active` counts.
+    """
     untied = "lm_head.weight" in published
-    return sum(
-        math.prod(shape)
-        for name, shape in published.items()
-        if len(shape) >= 2 and not (untied and name.endswith("embed_tokens.weight"))
-    )
+    total = Fraction(0)
+    for name, shape in published.items():
+        if len(shape) >= 2 and not (untied and name.endswith("embed_tokens.weight")):
+            total += math.prod(shape) * (active if ".experts." in name else 1)
+    return int(total)
 
 
 def head_dim(model: Any) -> int:

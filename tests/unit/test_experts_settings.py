@@ -111,3 +111,14 @@ def test_decisions_that_cannot_be(chosen: torch.Tensor, line: str, tmp_path) -> 
     with pytest.raises(UserError) as caught:
         check({"experts.0": chosen}, tmp_path / "batch.safetensors", (2, 3), model)
     assert line in str(caught.value)
+
+
+def test_arithmetic_counts_the_experts_of_a_token() -> None:
+    """30B-A3B: the published number of active parameters, without input embeddings, and without vectors."""
+    from engine.metrics.flops import active_share, matmul_parameters
+    from zoo.qwen3.weights import weight_map
+
+    model = prepare("qwen3", ["model=30b_a3b", "hardware=cpu", "launcher=print"]).model
+    vectors = 48 * (2 * 2048 + 2 * 128) + 2048
+    wanted = 3_353_032_704 - 151_936 * 2048 - vectors
+    assert matmul_parameters(weight_map(model).published, active_share(model)) == wanted
