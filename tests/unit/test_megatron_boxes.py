@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from engine.backends.megatron.boxes import boxes, position
+from engine.backends.megatron.boxes import boxes
+from engine.checkpoint.checksums import position
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (4, 3), (1, 5), (5, 1), (2, 3, 4), (3, 1, 2, 2)])

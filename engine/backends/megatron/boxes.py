@@ -33,11 +33,3 @@ def boxes(start: int, end: int, shape: Shape) -> Iterator[Box]:
 def _in_row(row: int, start: int, end: int, shape: Shape) -> Iterator[Box]:
     for offset, extent in boxes(start, end, shape[1:]):
         yield (row, *offset), (1, *extent)
-
-
-def position(index: Shape, shape: Shape) -> int:
-    """The flat index of an element."""
-    flat = 0
-    for i, size in zip(index, shape, strict=True):
-        flat = flat * size + i
-    return flat

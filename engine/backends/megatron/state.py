@@ -13,8 +13,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from engine.backends.base import Slice, TensorSource
-from engine.backends.megatron.boxes import boxes, position
+from engine.backends.megatron.boxes import boxes
 from engine.backends.megatron.model import CausalLM
+from engine.checkpoint.checksums import position
 from engine.checkpoint.weight_map import Block, Shape, WeightMap
 
 
