@@ -169,7 +169,7 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
 
 def _check_data(run: Run) -> None:
     data = run.data if run.checkpoint.resume is None else dataclasses.replace(run.data, tokenizer=None)
-    if (data.name, data.path, data.tokenizer) == ("stdlib", None, None):
+    if (data.name, data.path, data.tokenizer, data.validation) == ("stdlib", None, None, None):
         return  # nothing in it is the user's, and listing the library takes a quarter of a second
     from engine.data.check import check_paths
 

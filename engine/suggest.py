@@ -23,7 +23,7 @@ TYPES: dict[type, str] = {
     IntegerNode: "a whole number",
     FloatNode: "a number",
     StringNode: "text",
-    ListConfig: "a list like [0.9,0.95]",
+    ListConfig: "a list in square brackets, like [0.9,0.95]",
     DictConfig: "a mapping like {key: value}",
     AnyNode: "a value",
 }

@@ -76,13 +76,14 @@ def _parse(data: Data, key: str, entries: Any, held_out: float, weighted: bool) 
         return [], [f"{key} must be a list of mappings like [{{name: a, kind: text, path: DIR}}]"]
     found: list[Source] = []
     problems: list[str] = []
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    for name in {str(name): None for name in names if name is not None and names.count(name) > 1}:
+        problems.append(f"{key}: two sources are named {name}; a name stands for one")
     for number, entry in enumerate(entries):
         wrong = _entry_problems(entry, f"{key}[{number}]", weighted)
         problems += wrong
         if wrong:
             continue
-        if entry["name"] in {source.name for source in found}:
-            problems.append(f"{key}: two sources are named {entry['name']}; a name stands for one")
         kind = entry["kind"]
         settings = dataclasses.replace(
             data,
