@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Interrupted, OtherRank, UserError
 from engine.family import load_dotted
-from engine.faults.board import Page
+from engine.faults.board import VARIABLE, Page
 from engine.faults.retry import READS
 from engine.faults.stacks import rank_log
 from engine.freeze import load_run
+from engine.launch.supervise import signal_at_parents_end
 from engine.outlet import lasting_output
 from engine.schema import Run
 from hardware.base import Hardware, HardwareError
@@ -135,6 +137,9 @@ def main() -> None:
     """Entry point of `python -m engine.worker`."""
     warnings.filterwarnings("ignore")
     lasting_output()
+    if os.environ.get(VARIABLE):
+        # Started through torchrun, too, a rank must not outlive the launcher of Zooforge.
+        signal_at_parents_end(signal.SIGKILL)
     code = run_job(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -84,7 +84,7 @@ class Profiler:
         running.export_chrome_trace(str(self._folder / f"trace_{steps}_rank_{self._rank}.json.gz"))
         if snapshot is not None:
             with gzip.open(self._folder / f"memory_{steps}_rank_{self._rank}.json.gz", "wt") as file:
-                json.dump(snapshot, file)
+                json.dump(snapshot, file, default=str)
         if self._rank == 0:
             text = operations(running.key_averages(), self._hardware.device_type, step - first + 1)
             (self._folder / f"operations_{steps}.txt").write_text(text + "\n")

@@ -31,13 +31,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Worker:
     """A process, what it is called, and its log; without a log it writes to the terminal.
 
-    `ranks` gives the processes that do its work, where it only starts them.
+    `ranks` gives the processes that do its work, where it only starts them: they know better why it failed.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path | None = None
-    ranks: Callable[[], list[int]] = list
+    ranks: Callable[[], list[int]] | None = None
     killed: bool = False  # by the launcher
 
     @property
@@ -48,7 +48,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask it, or its ranks if it has any, to save and stop."""
-        pids = self.ranks()
+        pids = self.ranks() if self.ranks else []
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -57,7 +57,7 @@ class Worker:
 
     def kill(self) -> None:
         self.killed = True
-        for pid in self.ranks():
+        for pid in self.ranks() if self.ranks else ():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
@@ -110,7 +110,7 @@ def _verdict(failed: list[Worker], board: Board | None, received: list[int]) -> 
         return Verdict(0)
     notes = {seen.pid: seen for seen in board.seen() if seen.note} if board is not None else {}
     codes = {(seen.note or {}).get("code") for seen in notes.values()}
-    only_starts = failed[0].ranks is not list  # its ranks know better
+    only_starts = failed[0].ranks is not None
     told = codes == {EXIT_INTERRUPTED} and (only_starts or bool(received))
     if told or all(worker.status == EXIT_INTERRUPTED for worker in failed):
         said = [str((seen.note or {}).get("message")) for seen in notes.values()]
