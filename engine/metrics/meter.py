@@ -8,7 +8,11 @@ from typing import Any
 from engine.metrics.flops import Peak
 
 # Fields of a row that differ from run to run of the same training; comparisons leave them out.
-TIMING_FIELDS = ("tokens_per_s", "tflops", "mfu", "mem_bytes", "data_wait_s", "step_s")
+# Skipped samples are counted when they are read, which is ahead of the step.
+TIMING_FIELDS = (
+    *("tokens_per_s", "tflops", "mfu", "mem_bytes", "data_wait_s", "step_s"),
+    *("bad_samples", "read_retries"),
+)
 
 
 class Meter:

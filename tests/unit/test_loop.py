@@ -181,3 +181,15 @@ def test_marks_of_progress(tmp_path):
     assert said[:2] == ["step 1, waiting for data", "step 1, forward and backward"]
     assert said[40:43] == ["step 20, validation", "step 21, waiting for data", "step 21, forward and backward"]
     assert said[-3:-1] == ["step 40, validation", "step 40, saving a checkpoint"] and said[-1] == "rest"
+
+
+def test_skipped_samples_and_retries_are_counted_and_named(tmp_path, monkeypatch):
+    made, _ = loop(tmp_path, Scripted(USUAL))
+    monkeypatch.setattr("engine.loop.READS.count", 3)
+    made.data.bad.seen = {f"file:{i}": "is not JSON" for i in range(12)}
+    made.run()
+    train = [row for row in rows(tmp_path) if "loss" in row]
+    assert {(row["bad_samples"], row["read_retries"]) for row in train} == {(12, 3)}
+    summary = made.summary()
+    assert (summary["bad_samples"], summary["read_retries"]) == (12, 3)
+    assert list(summary["skipped_samples"]) == [f"file:{i}" for i in range(8)]
