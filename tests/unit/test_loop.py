@@ -94,7 +94,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_validation_loss_that_is_not_finite_stops_before_the_save(tmp_path):
     made, manager = loop(tmp_path, Scripted(USUAL, val_loss=math.nan), "job.eval_interval=10")
-    with pytest.raises(UserError, match=r"validation loss is not finite after step 10 \(val_loss=nan.*there is no checkpoint yet"):
+    message = r"validation loss is not finite after step 10 \(val_loss=nan.*there is no checkpoint yet"
+    with pytest.raises(UserError, match=message):
         made.run()
     assert manager.states == {} and rows(tmp_path)[-1]["val_loss"] is None
 
