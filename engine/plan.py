@@ -74,7 +74,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
         notes = _take_weights(run, family, composition)
     family = family.of(run.model.model_type)
     choose_settings(run, family, composition.named)
-    run = resolve(run, _devices(hardware), new_run_id())
+    run = resolve(run, _devices(hardware), new_run_id(), compiles=hardware.supports("compile"))
     check_layout(run)
     if run.job.name in ("train", "prepare"):
         _check_data(run)

@@ -18,11 +18,12 @@ def model_ranks(layout: Parallelism) -> int:
     return layout.tp * layout.pp * layout.cp
 
 
-def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
+def resolve(run: Run, devices: int, run_id: str = "run", compiles: bool = False) -> Run:
     """The run with every open value decided; the argument is left as it was.
 
     `devices`: accelerators of one node; 0 on a CPU, where the layout says how many processes are ranks.
-    `run_id`: what an unnamed run is called. Raises UserError where ranks and layout cannot agree.
+    `run_id`: what an unnamed run is called. `compiles`: whether the hardware does.
+    Raises UserError where ranks and layout cannot agree.
     """
     layout, launcher = _ranks(run, devices)
     data, schedule, checkpoint, job = run.data, run.schedule, run.checkpoint, run.job
@@ -43,9 +44,11 @@ def resolve(run: Run, devices: int, run_id: str = "run") -> Run:
     checkpoint = _filled(checkpoint, save_interval=steps)
     if job.name == "train":
         job = _filled(job, eval_interval=max(1, steps // 10))
+    worth = run.backend == "native" and run.precision.name == "bf16" and job.name == "train"
     return dataclasses.replace(
         run,
         run_id=run.run_id or run_id,
+        precision=_filled(run.precision, compile=worth and compiles),
         data=data,
         parallelism=layout,
         schedule=schedule,

@@ -98,7 +98,7 @@ class MoE:
 @dataclass
 class Precision:
     name: str = MISSING  # fp32 | bf16
-    compile: bool = False  # torch.compile on the native backend
+    compile: Optional[bool] = None  # torch.compile on the native backend; None: in bf16 where the hardware compiles
     tf32: bool = True  # only for matmuls of fp32 runs on hardware that has it; job=forward turns it off
 
 
@@ -110,6 +110,7 @@ class Optim:
     eps: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # not on norms and biases
     clip_grad: float = 1.0  # 0: no clipping
+    offload: bool = False  # keep and update the optimizer's state in host memory (megatron)
 
 
 @dataclass

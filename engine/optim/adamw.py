@@ -43,8 +43,27 @@ class AdamW:
         """`exp_avg` or `exp_avg_sq` of one of the tensors, in its shape."""
         return self._torch.state[tensor][kind]
 
+    def main(self, tensor: Tensor) -> Tensor:
+        """The fp32 values of one of the tensors: itself."""
+        return tensor.detach()
+
+    @torch.no_grad()
+    def set_main(self, tensor: Tensor, values: Tensor) -> None:
+        """Fill one of the tensors."""
+        tensor.copy_(values)
+
+    def update(self, grads: dict[Tensor, Tensor], lr: float, grad_scale: float) -> None:
+        """One update of every tensor that has a gradient, which is multiplied by `grad_scale` first, in place."""
+        if grad_scale != 1 and grads:
+            torch._foreach_mul_(list(grads.values()), grad_scale)
+        for tensor, grad in grads.items():
+            tensor.grad = grad
+        self.step(lr)
+        for tensor in grads:
+            tensor.grad = None
+
     def step(self, lr: float) -> None:
-        """One update at the learning rate `lr`."""
+        """One update at the learning rate `lr`, with the tensors' own gradients."""
         for group in self._torch.param_groups:
             group["lr"] = lr
         self._torch.step()

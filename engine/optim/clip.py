@@ -21,8 +21,6 @@ def squared_norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.stack(torch._foreach_norm(list(grads))).double().square().sum()
 
 
-def clip_(grads: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale gradients of the global norm `norm` down to `max_norm`, in place; 0 leaves them as they are."""
-    factor = max_norm / (norm + EPSILON)
-    if max_norm > 0 and factor < 1 and grads:
-        torch._foreach_mul_(list(grads), factor)
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of the global norm `norm` are multiplied by so that it is at most `max_norm`; 0 never clips."""
+    return min(1.0, max_norm / (norm + EPSILON)) if max_norm > 0 else 1.0

@@ -330,3 +330,19 @@ def test_several_mistakes_are_several_lines():
     with pytest.raises(UserError) as error:
         prepare("qwen3", ["hardware=cpu", "optim.lr=-1", "schedule.steps=0", "backend=x"])
     assert [line.split("=")[0] for line in str(error.value).splitlines()] == ["schedule.steps", "optim.lr", "backend"]
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles", "wanted"),
+    [
+        (["backend=native", "precision=bf16"], True, True),
+        (["backend=native", "precision=bf16"], False, False),
+        (["backend=native", "precision=bf16", "precision.compile=false"], True, False),
+        (["backend=native", "precision=fp32"], True, False),
+        (["backend=megatron", "precision=bf16"], True, False),
+        (["backend=native", "precision=bf16", "job=forward"], True, False),
+    ],
+)
+def test_layers_are_compiled_where_that_is_fast(words: list[str], compiles: bool, wanted: bool) -> None:
+    run = compose(QWEN3, words).run
+    assert resolve(run, 0, compiles=compiles).precision.compile is wanted

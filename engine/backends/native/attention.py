@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
 from engine.data.batch import Batch
@@ -16,6 +17,9 @@ NAME = "zooforge"
 def register(attention: Attention) -> None:
     """Make `attention` the implementation `NAME` of transformers' models in this process."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    # Where documents end differs from batch to batch; code compiled around it would be made anew for each.
+    varlen = torch.compiler.disable(attention.varlen)
 
     def attend(
         module: nn.Module,
@@ -34,7 +38,7 @@ def register(attention: Attention) -> None:
             return attention.causal(query, key, value, scaling).transpose(1, 2), None
         rows = query.shape[0], query.shape[2]
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        return attention.varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling).unflatten(0, rows), None
+        return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling).unflatten(0, rows), None
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 

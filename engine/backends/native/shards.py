@@ -28,12 +28,21 @@ class Shard:
     local: Tensor
     owned: bool
     updated: bool
+    summed: Optional[Tensor] = None  # fp32, over the micro-batches so far, where the parameter itself is bf16
 
     @property
     def grad(self) -> Optional[Tensor]:
         """The gradient of `local`, in its shape."""
+        if self.summed is not None:
+            return self.summed
         grad = self.parameter.grad
         return grad.to_local() if isinstance(grad, DTensor) else grad
+
+    def add_up(self) -> None:
+        """Add the parameter's gradient to the sum over micro-batches: sums of many would lose their tail in bf16."""
+        grad, self.parameter.grad = self.parameter.grad, None
+        if grad is not None:
+            self.summed = grad.float() if self.summed is None else self.summed.add_(grad)
 
 
 @dataclass(frozen=True)
