@@ -108,14 +108,17 @@ def balancing_loss(model: torch.nn.Module, router_logits: list[torch.Tensor]) ->
 @lru_cache(maxsize=len(CASES))
 def plain_loop(config: Path, case: harness.Case) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a bare loop over the reference class, on the rows that the run reads."""
-    run: Run = load_run(config)
-    model = harness.reference(case.card, case.published)
+    return plain_steps(load_run(config), harness.reference(case.card, case.published), case)
+
+
+def plain_steps(run: Run, model: torch.nn.Module, case: harness.Case) -> tuple[list[float], list[float]]:
+    """The same for any model, of which what asks for gradients is trained."""
     heard: list[torch.Tensor] = []
     for module in model.modules():
         if type(module).__name__.endswith("Router"):
             module.register_forward_hook(lambda _module, _inputs, output: heard.append(output[0]))
     stream = build_data(run, 0, 1).train
-    parameters = [p for _, p in model.named_parameters()]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": run.optim.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -182,13 +185,26 @@ MOVES = [
 ]
 
 
+EXPERT_MOVES = [
+    ("megatron-ep2_tp2", "megatron-ep2_pp2"),
+    ("megatron-ep2_etp2", "native-fsdp2"),
+    ("native-zero1", "megatron-ep2"),
+]
+ALL_MOVES = [(case, *move) for case in CASES for move in (EXPERT_MOVES if case.experts else MOVES)]
+
+
 @pytest.mark.parametrize(
-    ("before", "after"), [pytest.param(*m, marks=() if i == 0 else pytest.mark.slow) for i, m in enumerate(MOVES)]
+    ("case", "before", "after"),
+    [
+        pytest.param(*move, id="-".join(map(str, move)), marks=() if index == 0 else pytest.mark.slow)
+        for index, move in enumerate(ALL_MOVES)
+    ],
 )
-def test_resume_in_another_layout(ranks: Ranks, root: Path, before: str, after: str) -> None:
-    run_dir, whole = train(ranks, root, before, f"{before}-to-{after}")
+def test_resume_in_another_layout(ranks: Ranks, root: Path, case: harness.Case, before: str, after: str) -> None:
+    name = f"{case}-{before}-to-{after}"
+    run_dir, whole = train(ranks, root, before, name, case=case)
     folder = run_dir / "checkpoints" / "step_00000005"
-    _, rest = train(ranks, root, after, f"{before}-to-{after}-rest", f"checkpoint.resume={folder}")
+    _, rest = train(ranks, root, after, f"{name}-rest", f"checkpoint.resume={folder}", case=case)
     assert [row["step"] for row in rest] == [6, 7, 8, 9, 10]
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in rest] == pytest.approx([row[key] for row in whole[5:]], rel=1e-5)
