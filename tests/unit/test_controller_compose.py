@@ -121,7 +121,7 @@ def test_text_needs_no_quotes_and_survives_the_frozen_file(typed, value, tmp_pat
 BAD = {
     "lr=1e-4": ["lr", "no such key", "did you mean optim.lr"],
     "tp=4": ["did you mean parallelism.tp?"],
-    "optim.steps=4": ["did you mean schedule.steps?"],
+    "optim.steps=4": ["did you mean schedule.steps"],
     "optim.learning_rate=3": ["did you mean optim.lr?"],
     "optin.lr=3": ["did you mean optim.lr?"],
     "data.batch_size=3": ["data.global_batch_size"],
