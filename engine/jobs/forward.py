@@ -95,7 +95,7 @@ def read_inputs(path: Path, vocab_size: int, model: Any = None) -> dict[str, Ten
             raise UserError(f"{path}: {name} must lie in [0, {vocab_size}) (vocab_size)")
     _check_mask(inputs, path)
     _check_positions(inputs, path)
-    return inputs | replay.check(decisions, path, tuple(shape), model)
+    return inputs | (replay.check(decisions, path, tuple(shape), model) if decisions else {})
 
 
 def _outside(tokens: Tensor, vocab_size: int, ignore: bool) -> bool:
