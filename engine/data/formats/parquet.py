@@ -15,6 +15,7 @@ from engine.data.formats.columns import no_column
 from engine.data.formats.records import Records
 from engine.data.sources import BadSamples
 from engine.errors import UserError
+from engine.faults.retry import READS
 
 GROUPS_KEPT = 8  # row groups of one column in memory; a window of shuffled documents spans a few
 
@@ -52,7 +53,8 @@ class ParquetCorpus(Records):
 
     def _read_group(self, file: int, group: int) -> pa.ChunkedArray:
         try:
-            return self._file(file).read_row_group(group, columns=[self.field]).column(0)
+            source, where = self._file(file), str(self.files[file].path)
+            return READS.run(lambda: source.read_row_group(group, columns=[self.field]), where).column(0)
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"data.path: '{self.files[file].path}' is damaged ({_line(error)})") from None
 
