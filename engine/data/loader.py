@@ -37,6 +37,7 @@ class DataModule:
     train: TrainData
     validation: dict[str, HeldOut] = field(default_factory=dict)  # named sets; "" where a run has one of no name
     previews: tuple[Preview, ...] = ()  # the first conversations, for a person to check
+    bad: BadSamples = field(default_factory=lambda: BadSamples(0))  # what was skipped so far
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -91,7 +92,7 @@ def build_data(
     held_out = _held_out(run, opened, tokenizer, bad, log, (dp_rank, dp_size))
     train = TrainData(streams, data, identity, dp_rank, dp_size, state, pin_memory)
     shown = previews(chats, chats.corpus.side(held_out=False)) if chats and dp_rank == 0 else []
-    return DataModule(tokenizer, train, held_out, tuple(shown))
+    return DataModule(tokenizer, train, held_out, tuple(shown), bad)
 
 
 def _opened(run: Run, source: Source, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, log: Log) -> Opened:

@@ -146,6 +146,7 @@ def test_braces(pattern, names):
 # Energon
 
 
+@pytest.mark.slow
 def test_a_prepared_dataset_is_read_as_energon_reads_it(tmp_path):
     energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed (extra energon)")
     from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
