@@ -22,6 +22,6 @@ def keep(probs_TE: Tensor, chosen_TE: Tensor, limit: int, policy: str) -> Tensor
         return chosen_TE
     if policy == "position":
         return chosen_TE & (chosen_TE.cumsum(0) <= limit)
-    ranked = probs_TE.masked_fill(~chosen_TE, -1.0).sort(0, descending=True, stable=True).indices
+    ranked = probs_TE.masked_fill(~chosen_TE, -1.0).sort(dim=0, descending=True, stable=True).indices
     first = torch.zeros_like(chosen_TE).scatter_(0, ranked[:limit], True)
     return chosen_TE & first

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from engine.family import load_dotted, load_family
 
 
-def instantiate(config: str, world: int) -> list[dict[str, Any]]:
+def instantiate(config: str, size: int) -> list[dict[str, Any]]:
     """For each rank: its number of parameters, and its blocks of published tensors as (name, offset, extent)."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -28,8 +28,8 @@ def instantiate(config: str, world: int) -> list[dict[str, Any]]:
 
     weight_map = load_dotted(family.weights)(run.model)
     found = []
-    for rank in range(world):
-        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    for rank in range(size):
+        dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
         groups.start(run)
         try:
             with torch.device("meta"):

@@ -28,7 +28,7 @@ def test_parameters_of_each_rank(ranks: Ranks, tmp_path: Path) -> None:
         *(f"parallelism.{key}" for key in ("tp=2", "sp=true", "pp=2", "ep=4", "dp=2", "strategy=zero1")),
         "precision=bf16",
     )
-    (results,) = ranks.call(fake_ranks.instantiate, 1, config=str(config), world=8)
+    (results,) = ranks.call(fake_ranks.instantiate, 1, config=str(config), size=8)
     attention = (2 * HEADS + 2 * GROUPS) * HEAD * HIDDEN // 2  # divided over tp
     whole = 2 * HEAD + 2 * HIDDEN + EXPERTS * HIDDEN  # norms and router, on every rank
     experts = EXPERTS // 4 * 3 * WIDTH * HIDDEN

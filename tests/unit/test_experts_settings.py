@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from zoo.qwen3.weights import weight_map
 
 from engine.cli import prepare
 from engine.errors import UserError
+from engine.metrics.flops import active_share, matmul_parameters
 from engine.moe.balance import Coefficients, balancing_sum, z_sum
 from engine.moe.capacity import capacity, keep
 from engine.moe.load import summary
@@ -46,8 +48,6 @@ def test_refusals(words: list[str], line: str) -> None:
 @pytest.mark.parametrize(("size", "total"), [("30b_a3b", 30_532_122_624), ("235b_a22b", 235_093_634_560)])
 def test_published_sizes_compose(size: str, total: int) -> None:
     """With as many parameters as transformers counts for the published configurations."""
-    from zoo.qwen3.weights import weight_map
-
     layout = ["parallelism=ep8", "parallelism.pp=2", "data.global_batch_size=16"]
     run = prepare("qwen3", [f"model={size}", "hardware=cpu", "launcher=print", "precision=bf16", *layout])
     assert (run.parallelism.dp, run.launcher.nproc_per_node) == (8, 16)
@@ -115,9 +115,6 @@ def test_decisions_that_cannot_be(chosen: torch.Tensor, line: str, tmp_path) -> 
 
 def test_arithmetic_counts_the_experts_of_a_token() -> None:
     """30B-A3B: the published number of active parameters, without input embeddings, and without vectors."""
-    from engine.metrics.flops import active_share, matmul_parameters
-    from zoo.qwen3.weights import weight_map
-
     model = prepare("qwen3", ["model=30b_a3b", "hardware=cpu", "launcher=print"]).model
     vectors = 48 * (2 * 2048 + 2 * 128) + 2048
     wanted = 3_353_032_704 - 151_936 * 2048 - vectors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Optional
@@ -10,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.backends.native.model import layers
 from engine.data.batch import Batch, sample_rows
 from engine.moe.balance import Coefficients, balancing_sum, published_aux_loss, scores, z_sum
 from engine.moe.load import summary
@@ -24,9 +24,9 @@ class Balancing:
         self._run, self._device = run, device
         self._experts, self._topk = run.model.num_experts, run.model.num_experts_per_tok
         recorder = model._can_record_outputs["router_logits"]  # how transformers finds them itself
-        gates = [module for module in model.modules() if isinstance(module, recorder.target_class)]
-        self._numbers = [layer for layer, part in enumerate(layers(model)) if any(m in gates for m in part.modules())]
-        for layer, gate in zip(self._numbers, gates, strict=True):
+        gates = {n: module for n, module in model.named_modules() if isinstance(module, recorder.target_class)}
+        for name, gate in gates.items():
+            layer = int(re.findall(r"layers\.(\d+)\.", name)[0])
             gate.register_forward_hook(partial(self._hear, layer, recorder.index))
         self._layers = len(gates)
         self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
