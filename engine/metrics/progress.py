@@ -78,10 +78,12 @@ class Progress:
 
 
 def validation_text(row: dict[str, Any]) -> str:
-    """`step 50: validation loss 3.3012, 2.412 bits per byte`."""
+    """`step 50: validation loss 3.3012, 2.412 bits per byte`, and the loss of each set that has a name."""
     text = f"step {row['step']}: validation loss {row['val_loss']:.4f}"
-    bits = row.get("val_bits_per_byte")
-    return text if bits is None else f"{text}, {bits:.3f} bits per byte"
+    if (bits := row.get("val_bits_per_byte")) is not None:
+        text += f", {bits:.3f} bits per byte"
+    named = [f"{k.partition('.')[2]} {v:.4f}" for k, v in row.items() if k.startswith("val_loss.")]
+    return f"{text} ({', '.join(named)})" if named else text
 
 
 class Lines:
