@@ -17,7 +17,8 @@ from typing import Any
 
 VARIABLE = "ZOOFORGE_BOARD"  # where a worker finds its launcher's board
 PAGE = 1 << 17  # bytes for each rank
-HEAD = struct.Struct("<qqqdqq")  # pid, rank, beats, time of the last beat, length of the operation, length of the note
+# Native order and alignment, so that each number is stored at once and never read half written.
+HEAD = struct.Struct("@qqqdqq")  # pid, rank, beats, time of the last beat, length of the operation, length of the note
 OPERATION, NOTE = 64, 512  # where they begin
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.faults.board import Board, Seen
 from engine.launch.verdict import Verdict
 
+LOOK_AGAIN_S = 0.5
 DUMP_S = 2.0  # a rank that can still write its stacks has done so by then
 STATES = {
     "T": "it is stopped (SIGSTOP, or Ctrl-Z)",
@@ -47,11 +48,17 @@ class Watchdog:
 
     def stall(self) -> Verdict | None:
         """None while all ranks move on; else every rank has dumped its stacks, and this says who is behind."""
-        now = time.monotonic()
-        if not any(seen.at and not seen.note and now - seen.at > self._timeout for seen in self._board.seen()):
+        if not self._late():
+            return None
+        time.sleep(LOOK_AGAIN_S)  # a launcher that was itself held up has not seen what the ranks did meanwhile
+        if not self._late():
             return None
         ranks = [seen for seen in self._board.seen() if not seen.note]
         return Verdict(1, explain(self._dump(ranks), self._timeout, self._logs))
+
+    def _late(self) -> bool:
+        now = time.monotonic()
+        return any(seen.at and not seen.note and now - seen.at > self._timeout for seen in self._board.seen())
 
     def _dump(self, ranks: list[Seen]) -> list[Standing]:
         """Have the ranks write their stacks into their logs, and read there where they stand."""
