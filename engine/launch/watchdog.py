@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.faults.board import Board, Seen
 from engine.launch.verdict import Verdict
 
-LOOK_AGAIN_S = 0.5
+HELD_UP_S = 5.0  # between two looks, which are otherwise fractions of a second apart
 DUMP_S = 2.0  # a rank that can still write its stacks has done so by then
 STATES = {
     "T": "it is stopped (SIGSTOP, or Ctrl-Z)",
@@ -45,20 +45,21 @@ class Watchdog:
 
     def __init__(self, board: Board, timeout_s: float, logs: Path) -> None:
         self._board, self._timeout, self._logs = board, timeout_s, logs
+        self._looked = self._since = time.monotonic()
 
     def stall(self) -> Verdict | None:
         """None while all ranks move on; else every rank has dumped its stacks, and this says who is behind."""
-        if not self._late():
-            return None
-        time.sleep(LOOK_AGAIN_S)  # a launcher that was itself held up has not seen what the ranks did meanwhile
-        if not self._late():
+        if not self._late(time.monotonic()):
             return None
         ranks = [seen for seen in self._board.seen() if not seen.note]
         return Verdict(1, explain(self._dump(ranks), self._timeout, self._logs))
 
-    def _late(self) -> bool:
-        now = time.monotonic()
-        return any(seen.at and not seen.note and now - seen.at > self._timeout for seen in self._board.seen())
+    def _late(self, now: float) -> bool:
+        if now - self._looked > HELD_UP_S:
+            self._since = now  # the whole machine may have been held up: the ranks get their time anew
+        self._looked = now
+        ranks = (seen for seen in self._board.seen() if seen.at and not seen.note)
+        return any(now - max(seen.at, self._since) > self._timeout for seen in ranks)
 
     def _dump(self, ranks: list[Seen]) -> list[Standing]:
         """Have the ranks write their stacks into their logs, and read there where they stand."""

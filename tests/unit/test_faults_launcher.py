@@ -137,6 +137,27 @@ def test_who_makes_progress_or_rests_is_left_alone(ranks):
     assert supervise(workers, board, Watchdog(board, 1.0, logs)).status == 0
 
 
+def test_a_machine_that_slept_is_no_rank_that_hangs(monkeypatch, tmp_path):
+    board, now = Board(1), [1000.0]
+    monkeypatch.setenv("ZOOFORGE_BOARD", board.environment()["ZOOFORGE_BOARD"])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    page, watchdog = Page.open(0, 0), Watchdog(board, 60.0, tmp_path)
+    page.beat("step 1")
+
+    def late(seconds, step=1.0):
+        while seconds > 0:
+            now[0] += min(step, seconds)
+            seconds -= step
+            if watchdog._late(now[0]):
+                return True
+        return False
+
+    assert not late(59) and not late(3600, step=3600) and not late(59)
+    page.beat("step 2")
+    assert not late(60) and late(1)
+    board.close()
+
+
 def stopped_by(number, *programs, ranks, again=False):
     workers, board, _ = ranks(*programs)
 
