@@ -34,6 +34,11 @@ def published_aux_loss(run: Run) -> float:
     return float(getattr(run.model, "router_aux_loss_coef", 0.0)) if own is None else own
 
 
+def step_losses(run: Run) -> Coefficients:
+    """What the losses of a training step count."""
+    return Coefficients(published_aux_loss(run), run.moe.sequence_aux_loss, run.moe.z_loss)
+
+
 def scores(logits_TE: Tensor, function: str) -> Tensor:
     """fp32 probabilities of all experts, [T, E]: softmax, or sigmoid divided by its sum (DeepSeek-V3, eq. 20)."""
     if function == "softmax":

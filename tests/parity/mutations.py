@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,15 +59,40 @@ def no_document_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     return rows_to_batch
 
 
+def experts_swapped(original: Callable[..., str]) -> Callable[..., str]:
+    """The first two experts of every layer trade places."""
+    trade = {"0": "1", "1": "0"}
+
+    def global_name(model: Any, local: str) -> str:
+        name = original(model, local)
+        return re.sub(r"(?<=local_experts\.)[01](?=\.)", lambda match: trade[match[0]], name)
+
+    return global_name
+
+
+def weights_not_learnt(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The weights of a token's experts are constants, from which the router learns nothing."""
+
+    def routing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probs, chosen = original(self, *args, **kwargs)
+        return probs.detach(), chosen
+
+    return routing
+
+
 def run_mutated(config: str, mutation: str) -> int:
     """The job of a frozen config on this rank, with one fault in it."""
     import engine.backends.megatron.backend as megatron
+    import engine.backends.megatron.router as router
+    import engine.backends.megatron.state as state
     import engine.jobs.forward as forward
     from engine.worker import run_job
 
     place = {
         "transform": (WeightMap, "blocks", swapped_blocks),
         "gradient": (megatron.MegatronBackend, "state", one_gradient_dropped),
+        "experts": (state, "global_name", experts_swapped),
+        "weights": (router.Router, "routing", weights_not_learnt),
         "mask": (forward, "rows_to_batch", no_document_mask),
     }[mutation]
     with replaced(*place):

@@ -31,6 +31,25 @@ def test_the_references_balancing_loss(ranks: Ranks, layout: str, tmp_path: Path
     harness.assert_close(got, wanted)
 
 
+WAYS = [
+    ("megatron-ep2_etp2", ("moe.grouped=true",)),
+    ("megatron-ep2_pp2", ("moe.dispatcher=allgather", "parallelism.recompute=full")),
+    ("megatron-ep2_tp2", ("moe.grouped=true", "parallelism.recompute=selective")),
+    ("native-fsdp2", ("parallelism.recompute=full",)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "ways"), WAYS)
+def test_other_ways_to_the_same_numbers(ranks: Ranks, layout: str, ways: tuple[str, ...], tmp_path: Path) -> None:
+    """Experts in one matrix, the other dispatcher, activations computed again: the reference's loss and gradients."""
+    model, inputs = harness.reference_of(CASE), harness.unpacked_inputs(CASE.published["vocab_size"])
+    wanted = harness.expected_unpacked(model, inputs | {"output_router_logits": True})
+    extra = ("model.output_router_logits=true", *ways)
+    got = harness.forward(ranks, CASE, layout, inputs, tmp_path / "run", extra=extra)
+    harness.assert_close(got, wanted)
+
+
 def given_decisions(shape: torch.Size) -> dict[int, Tensor]:
     """For each layer with experts, k different experts of each token, drawn without looking at it."""
     generator = torch.Generator().manual_seed(21)

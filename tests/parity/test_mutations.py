@@ -10,11 +10,15 @@ from tests import harness
 from tests.parity.mutations import run_mutated
 from tests.ranks import Ranks
 
-QUICK_CASES = [case for case, quick in harness.discover() if quick]
+MUTATIONS = ("transform", "gradient", "mask")
+FAULTS = [
+    pytest.param(case, mutation, id=f"{case}-{mutation}")
+    for case in harness.quick_cases()
+    for mutation in (*MUTATIONS, *(("experts", "weights") if case.experts else ()))
+]
 
 
-@pytest.mark.parametrize("mutation", ["transform", "gradient", "mask"])
-@pytest.mark.parametrize("case", QUICK_CASES, ids=str)
+@pytest.mark.parametrize(("case", "mutation"), FAULTS)
 def test_a_fault_is_noticed(ranks: Ranks, case: harness.Case, mutation: str, tmp_path: Path) -> None:
     def run(config: Path, world: int) -> list[int]:
         return ranks.call(run_mutated, world, config=str(config), mutation=mutation)

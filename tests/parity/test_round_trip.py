@@ -15,7 +15,15 @@ from tests import harness
 from tests.freezing import freeze
 from tests.ranks import Ranks
 
-CASES = [pytest.param(c, id=str(c), marks=() if quick else pytest.mark.slow) for c, quick in harness.discover()]
+THROUGH = ("megatron-tp2_pp2", "native-fsdp2")
+THROUGH_EXPERTS = ("megatron-ep2_etp2", "native-fsdp2", "megatron-ep2_pp2")
+CASES = [
+    pytest.param(
+        case, layout, id=f"{case}-{layout}", marks=() if quick and layout.startswith("megatron") else pytest.mark.slow
+    )
+    for case, quick in harness.discover()
+    for layout in (THROUGH_EXPERTS if case.experts else THROUGH)
+]
 
 
 def raw(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
@@ -50,8 +58,7 @@ def there_and_back(ranks: Ranks, source: Path, family: str, root: Path, layout: 
     return hf
 
 
-@pytest.mark.parametrize("layout", ["megatron-tp2_pp2", pytest.param("native-fsdp2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "layout"), CASES)
 def test_every_byte_survives(ranks: Ranks, case: harness.Case, layout: str, tmp_path: Path) -> None:
     source = harness.weights_directory(case, tmp_path)
     out = there_and_back(ranks, source, case.family, tmp_path, layout)

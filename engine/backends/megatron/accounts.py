@@ -13,7 +13,7 @@ from engine.backends.megatron.context_parallel import all_tokens
 from engine.backends.megatron.experts import routers
 from engine.backends.megatron.router import Router
 from engine.data.batch import Batch, sample_rows
-from engine.moe.balance import Coefficients, published_aux_loss
+from engine.moe.balance import Coefficients, published_aux_loss, step_losses
 from engine.moe.load import summary
 from engine.schema import Run
 
@@ -29,11 +29,11 @@ class Accounts:
         self._steps = 0
         # The reference's own loss has the balancing loss only where it is asked to give the router's logits.
         self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
+        self._losses = step_losses(run)
         if mode == "forward":
-            losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
-            for router in self._routers:
-                router.objective.losses = losses
-        self._losses = self._routers[0].objective.losses if self._routers else Coefficients()
+            self._losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
+        for router in self._routers:
+            router.objective.losses = self._losses
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """Before a step: how many supervised tokens there are for each real one. Collective."""

@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from engine.backends.megatron.grouped import GroupedExperts
 from engine.backends.megatron.router import Objective, Router
 from engine.backends.megatron.spec import SpecProvider, layer_spec
-from engine.moe.balance import Coefficients, published_aux_loss
+from engine.moe.balance import step_losses
 from engine.schema import Run
 from hardware.base import Hardware
 from hardware.kernels.grouped import one_by_one
@@ -79,8 +79,7 @@ def mixture_layers(
     run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, attention: ModuleSpec, mlp: Any
 ) -> list[ModuleSpec]:
     """A specification for each layer of the model: with experts, or with the dense `mlp`."""
-    losses = Coefficients(published_aux_loss(run), run.moe.sequence_aux_loss, run.moe.z_loss)
-    objective = Objective(losses, sum(mixture.layers))
+    objective = Objective(step_losses(run), sum(mixture.layers))
     dense = layer_spec(provider, attention, mlp)
     routed = layer_spec(provider, attention, mixture_spec(run, hardware, provider, mixture, objective))
     routed.module = MoETransformerLayer

@@ -52,6 +52,7 @@ class Router(TopKRouter):
         logits_TE = logits.view(-1, config.num_moe_experts)
         row_T = self._rows(logits_TE)
         learning = self.training and torch.is_grad_enabled()
+        replay = self.replay.at(self.documents, self.layer_number, self._share, self.training)
         probs, chosen = topk_routing_with_score_function(
             logits_TE,
             self.topk,
@@ -61,7 +62,7 @@ class Router(TopKRouter):
             scaling_factor=config.moe_router_topk_scaling_factor,
             score_function=self.score_function,
             expert_bias=self.expert_bias,
-            router_replay=self.replay.at(self.documents, self.layer_number, self._share, self.training),
+            **{"router_replay": replay} if replay is not None else {},  # older versions of megatron-core have none
         )
         if learning or objective.counting:
             probs = self._account(logits_TE, probs, chosen, row_T, learning)

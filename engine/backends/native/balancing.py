@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.data.batch import Batch, sample_rows
-from engine.moe.balance import Coefficients, balancing_sum, published_aux_loss, scores, z_sum
+from engine.moe.balance import Coefficients, balancing_sum, published_aux_loss, scores, step_losses, z_sum
 from engine.moe.load import summary
 from engine.schema import Run
 
@@ -30,7 +30,7 @@ class Balancing:
             gate.register_forward_hook(partial(self._hear, layer, recorder.index))
         self._layers = len(gates)
         self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
-        self._losses = Coefficients(published_aux_loss(run), run.moe.sequence_aux_loss, run.moe.z_loss)
+        self._losses = step_losses(run)
         if mode == "forward":
             self._losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
         self._heard: Optional[list[Tensor]] = None
