@@ -119,6 +119,7 @@ class Loop:
             "data_wait_s": ready - begin,
             "step_s": time.perf_counter() - begin,
             **result.metrics,
+            **self.data.rows(self.step),
             **self._troubles(),
         }
         if self.spikes.last is not None:

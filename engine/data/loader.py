@@ -49,6 +49,10 @@ class DataModule:
         """The first validation set; None if there is none."""
         return next(iter(self.validation.values()), None)
 
+    def rows(self, step: int) -> dict[str, int]:
+        """`rows.<source>`: rows of each source of a mixture in the first `step` steps, over all ranks."""
+        return {f"rows.{name}": rows for name, rows in self.train.rows_by_source(step).items() if name}
+
     def close(self) -> None:
         """Stop the threads."""
         self.train.close()

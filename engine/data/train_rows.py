@@ -74,7 +74,7 @@ class TrainData:
         return {"version": STATE_VERSION, "row": row, "sources": places, "identity": self._identity}
 
     def rows_by_source(self, step: int) -> dict[str, int]:
-        """Rows of each source in all steps before this one, over all ranks."""
+        """Rows of each source in the first `step` steps, over all ranks."""
         before = self._turns.before(step * self._data.global_batch_size).tolist()
         return {stream.name: rows for stream, rows in zip(self.streams, before, strict=True)}
 

@@ -180,6 +180,7 @@ def test_validation_sets_by_name(mixture):
     assert module.held_out is module.validation["a"]
     ids = [t for b in module.validation["v"].batches(50) for t in b.tokens_BS.flatten().tolist() if t < 256]
     assert sorted(module.tokenizer.decode(ids)) == sorted("held outtext")
+    assert module.rows(10) == {"rows.a": 67, "rows.b": 13, "rows.c": 40}  # 120 rows, shares of 5, 1 and 3 ninths
     module.close()
     plain = open_data(mixture(held_out=0.0, validation=None))
     assert plain.validation == {} and plain.held_out is None

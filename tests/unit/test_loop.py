@@ -82,7 +82,7 @@ def loop(folder: Path, backend: Scripted, *overrides: str, start: Start | None =
         batches=lambda rows: [], label_bytes=lambda rows: None, coverage=lambda rows: (5, 9, False)
     )
     train = SimpleNamespace(next_step=lambda: [], state=lambda step: {"row": step})
-    data = SimpleNamespace(validation={"": held_out}, train=train, bad=SimpleNamespace(seen={}))
+    data = SimpleNamespace(validation={"": held_out}, train=train, bad=SimpleNamespace(seen={}), rows=lambda step: {})
     manager = Manager(folder, backend)
     start = start or Start()
     return Loop(context, backend, data, manager, MetricsWriter(folder, run, start.step), start), manager
