@@ -156,12 +156,18 @@ def unused(found: Mapping[str, Shape], wanted: Mapping[str, Shape], aliases: Map
 
 
 def by_layer(names: list[str]) -> list[str]:
-    """`model.layers.{0-3,7}.mlp.up_proj.weight` for names that differ in their first number only."""
+    """`model.layers.{0-3,7}.mlp.up_proj.weight` for names that differ in a layer's or an expert's number only."""
+    return _folded(_folded(names, 0), -1)
+
+
+def _folded(names: list[str], which: int) -> list[str]:
+    """Names that differ only in one of their numbers, the first or the last, in one line."""
     grouped: dict[tuple[str, str], list[int]] = {}
     order: dict[tuple[str, str], str] = {}
     for name in names:
         parts = name.split(".")
-        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+        at = numbered[which] if numbered else None
         key = (name, "") if at is None else (".".join(parts[:at]), ".".join(parts[at + 1 :]))
         order.setdefault(key, name)
         grouped.setdefault(key, []).extend([] if at is None else [int(parts[at])])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from zoo.qwen3.weights import weight_map
 
+from engine.checkpoint.headers import by_layer
 from engine.cli import prepare
 from engine.errors import UserError
 from engine.metrics.flops import active_share, matmul_parameters
@@ -119,3 +120,9 @@ def test_arithmetic_counts_the_experts_of_a_token() -> None:
     vectors = 48 * (2 * 2048 + 2 * 128) + 2048
     wanted = 3_353_032_704 - 151_936 * 2048 - vectors
     assert matmul_parameters(weight_map(model).published, active_share(model)) == wanted
+
+
+def test_missing_experts_are_one_line() -> None:
+    names = [f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in (0, 2, 3) for e in range(128)]
+    assert by_layer(names) == ["model.layers.{0,2-3}.mlp.experts.{0-127}.up_proj.weight"]
+    assert by_layer(names[:128]) == ["model.layers.0.mlp.experts.{0-127}.up_proj.weight"]
