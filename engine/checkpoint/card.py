@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,15 +42,26 @@ class Card:
     aliases: dict[str, str] = field(default_factory=dict)  # published names that only repeat another tensor
     texts: dict[str, str] = field(default_factory=dict)  # config.json and generation_config.json, verbatim
     tokenizer: Path | None = None  # folder that holds the tokenizer's files, possibly among others
+    files: dict[str, bytes] = field(init=False, repr=False, default_factory=dict)  # of the tokenizer
+
+    def __post_init__(self) -> None:
+        # Read at once: the folder may be that of an older checkpoint, which the run deletes when it has newer ones.
+        if self.tokenizer is not None:
+            self.files = {path.name: path.read_bytes() for path in tokenizer_files(self.tokenizer)}
 
     def write(self, folder: Path) -> None:
         """Put the published files into a checkpoint folder and bring them to the disk. OSError if that fails."""
         for name, text in self.texts.items():
             write_synced(folder / name, text)
-        if self.tokenizer is not None:
+        if self.files:
             (folder / TOKENIZER).mkdir()
-            copy_tokenizer(self.tokenizer, folder / TOKENIZER)
+            self.write_tokenizer(folder / TOKENIZER)
             sync_folder(folder / TOKENIZER)
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Put the tokenizer's files into a folder and bring them to the disk. OSError if that fails."""
+        for name, content in self.files.items():
+            write_synced(folder / name, content)
 
 
 def read_card(folder: Path) -> Card:
@@ -76,18 +86,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files into an existing folder, and bring them to the disk."""
-    for path in tokenizer_files(source):
-        shutil.copyfile(path, target / path.name)
-        with (target / path.name).open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file and bring it to the disk."""
-    with path.open("w") as file:
-        file.write(text)
+def write_synced(path: Path, content: str | bytes) -> None:
+    """Write a file and bring it to the disk."""
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
-from engine.checkpoint.card import ADAPTER, CONFIG, Card, copy_tokenizer, read_card, sync_folder, write_synced
+from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
 from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE
@@ -169,8 +169,7 @@ def _complete(
     texts = {ADAPTER: card.texts[ADAPTER]} if ADAPTER in card.texts else card.texts
     for name, text in texts.items():
         write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
-    if card.tokenizer is not None:
-        copy_tokenizer(card.tokenizer, temporary)
+    card.write_tokenizer(temporary)
     sync_folder(temporary)
     replaced = out.with_name(out.name + ".old")
     if out.exists():

@@ -24,10 +24,12 @@ import torch
 import engine.backends.native
 import engine.jobs.train
 import engine.launch
+import engine.plan
 import engine.report
 from engine.checkpoint.paths import complete
 from engine.checkpoint.reader import ShardedSource
 from engine.cli import command, guarded
+from engine.family import load_dotted, load_family
 from engine.launch.local import free_port
 from engine.worker import run_job
 from tests.e2e import commands
@@ -112,6 +114,9 @@ def main(folder: Path, kills: int, seed: int, ranks: int) -> dict[str, Any]:
     os.chdir(folder)
     torch.set_num_threads(1)  # a fork has no copies of OpenMP's threads
     engine.launch.launch = launch
+    family = load_family("qwen3")
+    for name in (family.reference, family.reference_config, family.config, family.weights):
+        load_dotted(name)
     dice, log = random.Random(seed), folder / "log"
     small = [*SMALL, f"parallelism={'single' if ranks == 1 else f'dp{ranks}'}"]
     homes = Path("outputs/qwen3")

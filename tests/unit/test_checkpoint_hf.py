@@ -25,7 +25,7 @@ from engine.checkpoint.sources import HFSource, open_weights
 from engine.checkpoint.tensor_file import TensorFile
 from engine.errors import UserError
 from engine.family import load_family
-from engine.schema import Precision, Run
+from engine.schema import Precision, Run, Task, TrainJob
 from tests.unit.test_checkpoint_sharded import bits, cut, on_ranks, tiles
 from tests.unit.test_checkpoint_sources import random_weights, tiny, write_hf
 
@@ -35,7 +35,7 @@ ODD_CONFIG = '{\n    "model_type":"qwen3", "vocab_size": 13, "torch_dtype": "bfl
 
 def run_of(config: Qwen3Config, weights: Path | None = None, precision: str = "fp32") -> Run:
     config.weights = str(weights) if weights else None
-    return Run(family="qwen3", model=config, precision=Precision(name=precision), job=None)
+    return Run(family="qwen3", model=config, precision=Precision(name=precision), job=TrainJob(), task=Task("pretrain"))
 
 
 def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

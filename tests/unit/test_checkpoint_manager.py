@@ -11,6 +11,7 @@ import torch
 
 from engine.backends.base import Slice
 from engine.checkpoint.agree import Alone
+from engine.checkpoint.card import Card, read_card
 from engine.checkpoint.manager import CheckpointManager, kept_steps
 from engine.checkpoint.paths import find_checkpoint
 from engine.checkpoint.reader import ShardedSource
@@ -124,3 +125,17 @@ def test_too_little_room_is_seen_from_the_last_checkpoint(tmp_path: Path, monkey
     with pytest.raises(UserError, match="no room"):
         save(m, 2)
     assert steps(tmp_path) == [1]
+
+
+def test_the_tokenizer_outlives_the_checkpoint_that_was_resumed(tmp_path: Path) -> None:
+    """A resumed run has its tokenizer from a checkpoint that it deletes once there are newer ones."""
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").write_text("{}")
+    first = manager(tmp_path, keep_last=1, keep_best=False)
+    first.card = Card("qwen3", tokenizer=tmp_path / "tok")
+    resumed = save(first, 1)
+    second = manager(tmp_path, keep_last=1, keep_best=False)
+    second.card = read_card(resumed)
+    for step in (2, 3):
+        last = save(second, step)
+    assert steps(tmp_path) == [3] and (last / "tokenizer" / "tokenizer.json").read_text() == "{}"
