@@ -78,6 +78,7 @@ class Backend(Protocol):
     dp_size: int
     parameters_total: int  # of the whole model, tied tensors counted once
     published: Mapping[str, tuple[int, ...]]  # the whole model's tensors by name, those of adapters included
+    kernels: Mapping[str, str]  # operation and the implementation that was chosen for it, where there was a choice
 
     def train_step(self, batches: Sequence[Batch], lr: float, accept: Accept = always) -> StepResult:
         """Forward, backward and update over this rank's micro-batches of one global batch.

@@ -44,6 +44,9 @@ def run(context: Context) -> None:
     manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder)
     metrics = MetricsWriter(context.run_dir, settings, start.step) if context.rank == 0 else None
     context.log(_summary(context, backend, start))
+    if backend.kernels:
+        context.log("kernels: " + ", ".join(f"{operation} by {name}" for operation, name in backend.kernels.items()))
+        context.result["kernels"] = dict(backend.kernels)
     frozen = trained_adapters(settings, "train") is not None  # all that is no adapter
     context.log(table(by_part(backend.published, lambda name: not frozen or is_adapter_name(name))))
     show_previews(context, data.previews)

@@ -44,6 +44,7 @@ class MegatronBackend:
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.published = weight_map.published
+        self.kernels: dict[str, str] = {}  # the plugin's own, not chosen among
         self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
         if mode == "train":
             self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
