@@ -138,7 +138,13 @@ def main(folder: Path, kills: int, seed: int, ranks: int) -> dict[str, Any]:
             read, resumed = read + found, resumed + (status is None and found > 0)
         assert status == 0, log.read_text()[-3000:]
         assert commands.exact(homes / name / "metrics.jsonl") == whole, f"{name} is not what the whole run is"
-    return {"kills": done, "in_a_save": in_save, "resumed_from_a_checkpoint": resumed, "runs": runs, "read": read}
+    return {
+        "kills": done,
+        "unfinished_saves_left": in_save,
+        "resumed_from_a_checkpoint": resumed,
+        "runs": runs,
+        "read": read,
+    }
 
 
 if __name__ == "__main__":
