@@ -52,3 +52,17 @@ def unwanted(config: str) -> dict[str, Any]:
     }
     context.close()
     return result
+
+
+def first_step(config: str) -> dict[str, Any]:
+    """The metrics of a run's first step, beside its loss."""
+    run = load_run(Path(config))
+    hardware = registry.get(run.hardware.name)
+    context = Context(run, Path(config).parent, hardware)
+    backend = context.build_backend("train")
+    load_start_weights(context, backend)
+    data = build_data(run, backend.dp_rank, backend.dp_size, log=lambda _: None)
+    result = backend.train_step(data.train.next_step(), 1e-3)
+    data.close()
+    context.close()
+    return {"loss": result.loss_sum / result.num_tokens, **result.metrics}

@@ -18,6 +18,7 @@ from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
 from engine.backends.megatron.state import Entry, entries, fill, pieces, slices
+from engine.backends.sources import add_up, source_metrics, source_names
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import Batch
@@ -44,6 +45,7 @@ class MegatronBackend:
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.published = weight_map.published
+        self._sources = source_names(run)
         self.kernels: dict[str, str] = {}  # the plugin's own, not chosen among
         self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
         if mode == "train":
@@ -87,7 +89,17 @@ class MegatronBackend:
         if not math.isfinite(norm):
             return StepResult(loss_sum, num_tokens, norm, (), *self._bad_gradients())
         metrics = self._accounts.end() if self._accounts else {}
+        metrics |= self._source_metrics(batches, results)
         return StepResult(loss_sum, num_tokens, norm, updated=update, metrics=metrics)
+
+    def _source_metrics(self, batches: Sequence[Batch], results: Sequence[MicroResult]) -> dict[str, float]:
+        """The loss of each source of a mixture. Collective."""
+        if not self._sources:
+            return {}
+        rows = [(b, r.rows_B) for b, r in zip(batches, results, strict=False)] if reports() else []
+        totals = add_up(len(self._sources), rows, self._device, with_tokens=holds_logits())
+        dist.all_reduce(totals)
+        return source_metrics(self._sources, totals)
 
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
         return self._totals(self._forward_only(batches))

@@ -27,6 +27,7 @@ class MicroResult:
     loss_sum: Tensor  # fp64 scalar on the device
     num_tokens: int  # supervised
     logits_BSV: Tensor | None  # on the CPU, where `holds_logits()`
+    rows_B: Tensor  # loss sum of each row, fp64
 
 
 def run_microbatches(
@@ -95,7 +96,10 @@ def loss_of(batch: FlatBatch, output: ModelOutput) -> tuple[Tensor, Tensor, Micr
     """The loss to differentiate, the tokens to divide it by in the end, and what to report."""
     tokens = torch.tensor(batch.num_tokens, dtype=torch.int, device=output.loss_T.device)
     logits = output.logits_BSV.cpu() if output.logits_BSV is not None and holds_logits() else None
-    return output.loss_T.sum(), tokens, MicroResult(output.loss_T.detach().double().sum(), batch.num_tokens, logits)
+    losses, count = output.loss_T.detach().double(), batch.documents.rows
+    of_row = batch.documents.rows_t.where(batch.documents.rows_t >= 0, count)  # padding: of one row more
+    rows = losses.new_zeros(count + 1).index_add_(0, of_row, losses)[:count]
+    return output.loss_T.sum(), tokens, MicroResult(losses.sum(), batch.num_tokens, logits, rows)
 
 
 def reports() -> bool:

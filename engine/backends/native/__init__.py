@@ -16,6 +16,7 @@ from engine.backends.native.loss import loss_sum
 from engine.backends.native.model import fill_buffers, layers, meta_model, recompute
 from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
+from engine.backends.sources import source_names
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import UserError
 from engine.family import Family, load_dotted
@@ -87,6 +88,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         autocast=bf16 and not (main or isinstance(strategy, FullySharded)),
         loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,
         loss_head=loss_head,
+        sources=source_names(run) if mode == "train" else (),
         kernels={name: str(choice) for name, choice in chosen.items()} if main or loss_head else {},
     )
     if hasattr(run.model, "num_experts"):

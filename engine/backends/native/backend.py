@@ -16,8 +16,10 @@ from engine.backends.native.attention import inputs
 from engine.backends.native.balancing import Balancing
 from engine.backends.native.failures import gather_bad_samples
 from engine.backends.native.fuse import LossHead
+from engine.backends.native.loss import row_losses
 from engine.backends.native.shards import Shard, pieces
 from engine.backends.native.strategies import Strategy, local_grads
+from engine.backends.sources import add_up, source_metrics
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
 from engine.data.batch import IGNORE, Batch
@@ -45,8 +47,12 @@ class NativeBackend:
         loss_sum: LossSum,
         loss_head: Optional[LossHead] = None,
         kernels: Optional[dict[str, str]] = None,
+        sources: Sequence[str] = (),
     ) -> None:
-        """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss."""
+        """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss.
+
+        Losses of a mixture's `sources` are reported apart.
+        """
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
         self.published = weight_map.published
@@ -55,6 +61,8 @@ class NativeBackend:
         self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
         self._loss_head, self.kernels = loss_head, kernels or {}
         self._sum_fp32 = isinstance(optimizer, MainWeights)
+        self._sources = tuple(sources)
+        self._row_losses: list[tuple[Batch, Tensor]] = []
         self.balancing: Optional[Balancing] = None  # of models with experts
         self._shards = [shard for shard in strategy.shards if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
@@ -84,7 +92,16 @@ class NativeBackend:
             self._zero_grad()
             return StepResult(loss, int(count), norm, updated=False)
         self._update(norm, lr)
-        return StepResult(loss, int(count), norm, metrics=self.balancing.end() if self.balancing else {})
+        return StepResult(loss, int(count), norm, metrics=self._metrics())
+
+    def _metrics(self) -> dict[str, Any]:
+        """What the step says of experts and sources. Collective."""
+        metrics: dict[str, Any] = self.balancing.end() if self.balancing else {}
+        if self._sources:
+            totals = add_up(len(self._sources), self._row_losses, self._device)
+            self._all_reduce(totals)
+            metrics |= source_metrics(self._sources, totals)
+        return metrics
 
     def _accumulate(
         self, batches: Sequence[Batch], keep: Optional[Callable[[Tensor], None]] = None
@@ -94,6 +111,7 @@ class NativeBackend:
         # DDP and FSDP average over the ranks; the loss is the sum over them, divided by the global count.
         scale = (self.dp_size / tokens.clamp(min=1)).float()
         losses = []
+        self._row_losses.clear()
         if self.balancing is not None:
             self.balancing.begin(batches)
         for index, batch in enumerate(batches):
@@ -113,16 +131,18 @@ class NativeBackend:
             self.balancing.listen(batch)
         if self._loss_head is not None:
             assert keep is None, "logits are not kept where the loss is fused with the last matrix"
-            self._loss_head.labels = batch.labels_BS
+            self._loss_head.labels, self._loss_head.by_row = batch.labels_BS, bool(self._sources)
         with self._precision():
             logits = self._strategy.module(**inputs(batch)).logits
         if self.balancing is not None:
             self.balancing.note()
-        if self._loss_head is not None:
-            return logits
         if keep is not None:
             keep(logits.detach())
-        return self._loss_sum(logits, batch.labels_BS)
+        if not self._sources:
+            return logits if self._loss_head is not None else self._loss_sum(logits, batch.labels_BS)
+        rows = logits if self._loss_head is not None else row_losses(logits, batch.labels_BS)
+        self._row_losses.append((batch, rows.detach()))
+        return rows.sum()
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()
@@ -161,6 +181,7 @@ class NativeBackend:
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in self._even(batches):
             loss += self._loss(batch)
+            self._row_losses.clear()
         tokens = self._count(batches)
         self._all_reduce(loss)
         total, count = torch.stack([loss, tokens]).tolist()

@@ -28,9 +28,13 @@ class LossHead:
     head: nn.Linear
     kernel: LinearCrossEntropy
     labels: Optional[Tensor] = None  # [B, S], shifted already
+    by_row: bool = False  # the loss of each row, [B], instead of their sum
 
     def __call__(self, hidden_BSH: Tensor) -> Tensor:
         assert self.labels is not None
+        if self.by_row:
+            rows = zip(hidden_BSH, self.labels, strict=True)
+            return torch.stack([self.kernel(hidden, self.head.weight, labels) for hidden, labels in rows])
         return self.kernel(hidden_BSH.flatten(0, -2), self.head.weight, self.labels.flatten())
 
 
