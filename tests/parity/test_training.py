@@ -173,6 +173,36 @@ def test_ten_steps_equal_a_plain_loop(ranks: Ranks, root: Path, case: harness.Ca
     assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-5)
 
 
+EXPERTS = next(case for case in CASES if case.experts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [("parallelism.strategy=ddp",), ("parallelism.overlap=true",)], ids=" ".join)
+def test_experts_under_other_optimizers(ranks: Ranks, root: Path, ways: tuple[str, ...]) -> None:
+    """Whole optimizer states, and reductions during the backward pass: still the plain loop's numbers."""
+    run_dir, rows = train(
+        ranks, root, "megatron-ep2", f"experts-{ways[0].split('.')[1].replace('=', '-')}", *ways, case=EXPERTS
+    )
+    losses, norms = plain_loop(run_dir / "config.yaml", EXPERTS)
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["megatron-ep2_tp2", "megatron-ep2_pp2", "megatron-cp2"])
+def test_full_experts_and_all_losses_are_alike_in_every_layout(ranks: Ranks, root: Path, layout: str) -> None:
+    """What has no reference: capacity, and the losses of rows and of logits. Ten steps as in one process."""
+    ways = ("moe.capacity_factor=1.0", "moe.sequence_aux_loss=0.02", "moe.z_loss=0.01", "logger.interval=5")
+    _, alone = train(ranks, root, "megatron-single", f"full-single-{layout}", *ways, case=EXPERTS)
+    _, rows = train(ranks, root, layout, f"full-{layout}", *ways, case=EXPERTS)
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in rows] == pytest.approx([row[key] for row in alone], rel=1e-5)
+    for key in ("moe_imbalance", "moe_aux_loss", "moe_sequence_loss", "moe_z_loss"):
+        for mine, theirs in zip(rows, alone, strict=True):
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-4)
+    assert rows[4]["moe_load"] == alone[4]["moe_load"] and "moe_load" not in rows[3]
+
+
 MOVES = [
     ("megatron-single", "megatron-tp2_pp2"),
     ("megatron-tp2_pp2", "megatron-dp2"),
