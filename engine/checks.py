@@ -27,6 +27,7 @@ COUNTS = {
     "checkpoint": ("save_interval", "keep_last", "keep_every", "export_every"),
     "logger": ("interval",),
     "faults": ("spike_window", "max_skips"),
+    "sweep": ("slots", "trials"),
     "launcher": ("nodes", "nproc_per_node"),
     "job": ("eval_interval", "eval_rows", "max_new_tokens"),
     "model": (
@@ -39,6 +40,7 @@ NOT_NEGATIVE = (
     "faults.read_retries",
     *(
         "seed",
+        "sweep.seed",
         "data.max_bad_samples",
         "data.shuffle_documents",
         "optim.weight_decay",
@@ -100,6 +102,7 @@ CHOICES = {
     "faults.on_spike": ("warn", "skip", "stop"),
     "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
     "job.to": ("hf", "sharded"),
+    "sweep.direction": ("minimize", "maximize"),
 }
 RESERVED_IDS = ("latest", "sweeps")
 RESERVED = " or ".join(RESERVED_IDS)

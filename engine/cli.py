@@ -98,7 +98,7 @@ def command(family: str, words: list[str]) -> int:
 
         return _print(family_help(family, overrides))
     if options.multirun:
-        from engine.sweep import sweep
+        from engine.sweep.command import sweep
 
         return sweep(family, overrides, show=options.cfg is not None)
     if options.cfg:

@@ -24,6 +24,7 @@ class Rule:
 
 
 RULES = (
+    Rule(("sweep", "sweep."), lambda run: True, lambda run: "it is for sweeps, which --multirun begins"),
     Rule(
         ("optim.", "schedule.", *(f"checkpoint.{key}" for key in KEPT)),
         lambda run: run.job.name in NOT_TRAINING,

@@ -31,6 +31,7 @@ GROUPS = {
     "checkpoint": "what is saved",
     "logger": "what is shown",
     "launcher": "how the ranks are started",
+    "sweep": "which runs --multirun starts, and how many at a time",
 }
 
 
@@ -47,7 +48,8 @@ def family_help(name: str, overrides: list[str]) -> str:
         "Flags:\n"
         "  --help          this text, with the config that the overrides compose\n"
         "  --cfg job       the config with everything resolved, and nothing is started\n"
-        "  -m, --multirun  every combination of comma lists and range(a,b,step), one run after another\n"
+        "  -m, --multirun  every combination of comma lists and range(a,b,step), each a run of its own;\n"
+        "                  sweep=optuna searches, also in interval(a,b) and tag(log,interval(a,b))\n"
         "  --version       the version",
         "Keys and their values here (null leaves a value to be resolved, if it says so):\n\n" + settings(run),
     ]

@@ -55,7 +55,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
     composition = compose(family, words)
     family = family.of(composition.run.model.model_type)
     try:
-        hardware = _hardware(composition.run)
+        hardware = hardware_of(composition.run)
     except HardwareError as error:
         raise UserError(str(error)) from None
     if composition.run.hardware.name == "auto" and _has_tune(family, hardware.name):
@@ -74,7 +74,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
         notes = _take_weights(run, family, composition)
     family = family.of(run.model.model_type)
     choose_settings(run, family, composition.named)
-    run = resolve(run, _devices(hardware), new_run_id(), compiles=hardware.supports("compile"))
+    run = resolve(run, accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
     check_layout(run)
     if run.job.name in ("train", "prepare"):
         _check_data(run)
@@ -91,7 +91,7 @@ def _resume_notes(run: Run, resumed: Resumed, own: list[str]) -> list[str]:
     return notes + (changed_settings(run, resumed.frozen) if resumed.frozen else [])
 
 
-def _hardware(run: Run) -> Hardware:
+def hardware_of(run: Run) -> Hardware:
     """The plugin of this run. `launcher=print` starts nothing, so there the hardware need not be here."""
     if run.launcher.name == "print" and run.hardware.name != "auto":
         return registry.plugin(run.hardware.name)
@@ -102,7 +102,7 @@ def _has_tune(family: Family, hardware: str) -> bool:
     return (family_folder(family) / "tune" / f"{hardware}.yaml").is_file()
 
 
-def _devices(hardware: Hardware) -> int:
+def accelerators(hardware: Hardware) -> int:
     """Accelerators of this machine; none on a CPU, whose cores are no devices."""
     return 0 if hardware.device_type == "cpu" else hardware.detect().devices
 

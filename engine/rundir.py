@@ -102,7 +102,7 @@ def open_folder(
     created = tuple(folder for folder in (path, *path.parents[:2]) if not folder.exists())
     try:
         path.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(path, _lock(path, suffix), created, path / f"config{suffix}.yaml", started=time.time())
+        folder = RunFolder(path, hold(path, suffix), created, path / f"config{suffix}.yaml", started=time.time())
     except OSError as error:
         raise _unwritable(path, error) from None
     try:
@@ -146,8 +146,11 @@ def _unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: the run folder cannot be written ({error.strerror}); output_dir names another place")
 
 
-def _lock(path: Path, suffix: str) -> int:
-    """Hold the folder's lock; it is released when the last process that has the descriptor is gone."""
+def hold(path: Path, suffix: str = "", instead: str = ", or choose another run_id") -> int:
+    """Hold the folder's lock; it is released when the last process that has the descriptor is gone.
+
+    `instead` says what else could be done if another process holds it.
+    """
     descriptor = os.open(path / f".lock{suffix}", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +158,7 @@ def _lock(path: Path, suffix: str) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise UserError(
-            f"{path}: in use by a running job (process {holder}); wait until it ends, or choose another run_id"
+            f"{path}: in use by a running job (process {holder}); wait until it ends{instead}"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -179,6 +179,19 @@ class Launcher:
 
 
 @dataclass
+class Sweep:
+    """What --multirun does. Runs themselves never see it."""
+
+    name: str = "grid"  # grid: every combination | optuna: a search by Optuna's TPE
+    slots: Optional[int] = None  # runs at a time; None: as many as the accelerators hold, 1 on a CPU
+    metric: str = "val_loss"  # the number in result.json or metrics.jsonl that says which run is best
+    direction: str = "minimize"  # minimize | maximize
+    trials: int = 20  # optuna: runs of the study, those of a resumed one included
+    seed: int = 1234  # optuna: of the values that are tried
+    resume: Optional[str] = None  # optuna: the id or folder of a study to go on with
+
+
+@dataclass
 class TrainJob:
     name: str = "train"
     eval_interval: Optional[int] = None  # steps; None: a tenth of the run
@@ -250,6 +263,7 @@ class Run:
     faults: Faults = field(default_factory=Faults)
     profile: Profile = field(default_factory=Profile)
     debug: Debug = field(default_factory=Debug)
+    sweep: Sweep = field(default_factory=Sweep)
     job: Any = MISSING
 
 

@@ -75,6 +75,12 @@ class Hardware(ABC):
     def launch_env(self, local_rank: int, nproc_per_node: int) -> dict[str, str]:
         """Environment of one worker, set before it imports torch. The user's own values win."""
 
+    def share_env(self, first: int, count: int, runs: int) -> Optional[dict[str, str]]:
+        """Environment of one of `runs` runs at a time on this host: it sees `count` of the devices that are visible
+        here, from number `first` on, and has its part of the cores. None where devices cannot be divided.
+        """
+        return None
+
     # stage 1
     def bootstrap(self) -> None:
         """Bring the runtime up in this process, or raise HardwareError."""

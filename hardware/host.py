@@ -19,6 +19,11 @@ def usable_cores() -> int:
     return cores
 
 
+def threads(cores: int, ranks: int) -> str:
+    """OMP_NUM_THREADS of each of so many ranks."""
+    return str(max(1, cores // ranks))
+
+
 def with_user_values(defaults: dict[str, str]) -> dict[str, str]:
     """`defaults`, where a variable that the user has set keeps the user's value."""
     return {key: os.environ.get(key, value) for key, value in defaults.items()}

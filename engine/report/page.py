@@ -1,8 +1,7 @@
-"""Putting `report.html` together. Everything that comes from outside is escaped; nothing is loaded from elsewhere."""
+"""Putting `report.html` together. Everything that comes from outside is escaped."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 from engine.metrics.text import count, memory
 from engine.report.chart import Point, Series, line_chart, smooth
 from engine.report.conversations import conversations
+from engine.report.document import command_block, document, figure_list, save
 from engine.report.facts import Facts, continue_command, figures, finite, gather, number, sample_command
 
 REPORT = "report.html"
-HERE = Path(__file__).parent
 STATUS = {
     "done": "finished",
     "interrupted": "interrupted",
@@ -30,11 +29,7 @@ def write_report(run_dir: Path, result: dict[str, Any] | None = None) -> Path:
 
     `result` stands for a result.json that is still to be written.
     """
-    path = run_dir / REPORT
-    temporary = path.with_name(REPORT + ".tmp")
-    temporary.write_text(render(gather(run_dir, result)), encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return save(run_dir / REPORT, render(gather(run_dir, result)))
 
 
 def render(facts: Facts) -> str:
@@ -43,7 +38,7 @@ def render(facts: Facts) -> str:
     sections = [
         _header(facts, title),
         _message(facts),
-        _figures(facts),
+        figure_list(figures(facts)),
         _charts(facts),
         _troubles(facts),
         conversations(facts.result),
@@ -52,19 +47,7 @@ def render(facts: Facts) -> str:
         _checkpoints(facts),
         _config(facts),
     ]
-    made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}: {escape(facts.folder.name)}</title>\n<style>\n{_file('style.css')}</style></head>\n"
-        f"<body><main>\n{chr(10).join(s for s in sections if s)}\n"
-        f"<footer>Written by Zooforge on {escape(made)}.</footer>\n"
-        f"</main>\n<script>\n{_file('page.js')}</script></body></html>\n"
-    )
-
-
-def _file(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return document(f"{title}: {facts.folder.name}", sections)
 
 
 def _header(facts: Facts, title: str) -> str:
@@ -89,14 +72,6 @@ def _header(facts: Facts, title: str) -> str:
 def _message(facts: Facts) -> str:
     message = facts.result.get("message")
     return f'<p class="message {escape(facts.status)}">{escape(str(message))}</p>' if message else ""
-
-
-def _figures(facts: Facts) -> str:
-    cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(detail)}</small></dd></div>"
-        for name, value, detail in figures(facts)
-    )
-    return f'<dl class="figures">{cells}</dl>'
 
 
 def _charts(facts: Facts) -> str:
@@ -176,12 +151,7 @@ def _commands(facts: Facts) -> str:
         ("Let the model speak", sample_command(facts)),
         ("Continue this run", continue_command(facts)),
     ]
-    blocks = "".join(
-        f'<div class="command"><p>{escape(what)}</p><div><pre>{escape(command)}</pre>'
-        '<button type="button">Copy</button></div></div>'
-        for what, command in commands
-        if command
-    )
+    blocks = "".join(command_block(what, command) for what, command in commands if command)
     return f"<h2>What next</h2>{blocks}" if blocks else ""
 
 

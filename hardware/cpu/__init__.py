@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hardware.base import ChipSpec, Detection, Fact, Hardware, MemoryStats
-from hardware.host import gib, usable_cores, with_user_values
+from hardware.host import gib, threads, usable_cores, with_user_values
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,15 @@ class Cpu(Hardware):
 
     def launch_env(self, local_rank: int, nproc_per_node: int) -> dict[str, str]:
         defaults = {
-            "OMP_NUM_THREADS": str(max(1, usable_cores() // nproc_per_node)),
+            "OMP_NUM_THREADS": threads(usable_cores(), nproc_per_node),
             # Megatron-core decorates functions with torch.compile, whose code generator for CPUs needs a C++ compiler.
             "TORCHDYNAMO_DISABLE": "1",
         }
         # The one value that is not the user's: hardware=cpu must behave alike with and without accelerators.
         return with_user_values(defaults) | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def share_env(self, first: int, count: int, runs: int) -> dict[str, str]:
+        return with_user_values({"OMP_NUM_THREADS": threads(usable_cores(), count * runs)})
 
     def device(self, local_rank: int) -> torch.device:
         import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hardware.base import ChipSpec, Detection, Hardware, HardwareError, MemoryStats
-from hardware.host import gib, usable_cores, with_user_values
+from hardware.host import gib, threads, usable_cores, with_user_values
 from hardware.kernels.registry import Kernel
 from hardware.nvidia.chips import peak_flops
 
@@ -46,7 +46,7 @@ class Nvidia(Hardware):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         if chosen is None:
             return Detection(True, f"the driver shows {present}", devices=present)
-        visible = _visible(chosen, present)
+        visible = len(_visible(chosen, present))
         why = f"CUDA_VISIBLE_DEVICES={chosen} leaves {visible} of {present} GPUs"
         return Detection(visible > 0, why, devices=visible)
 
@@ -59,7 +59,13 @@ class Nvidia(Hardware):
         return sum(1 for _ in self._driver.iterdir()) if self._driver.is_dir() else 0
 
     def launch_env(self, local_rank: int, nproc_per_node: int) -> dict[str, str]:
-        return with_user_values({"OMP_NUM_THREADS": str(max(1, usable_cores() // nproc_per_node))})
+        return with_user_values({"OMP_NUM_THREADS": threads(usable_cores(), nproc_per_node)})
+
+    def share_env(self, first: int, count: int, runs: int) -> dict[str, str]:
+        present, chosen = self._present(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = [str(i) for i in range(present)] if chosen is None else _visible(chosen, present)
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])}
+        return with_user_values({"OMP_NUM_THREADS": threads(usable_cores(), count * runs)}) | own
 
     def bootstrap(self) -> None:
         import torch
@@ -161,7 +167,7 @@ class Nvidia(Hardware):
         return MegatronAdapter()
 
 
-def _visible(chosen: str, present: int) -> int:
+def _visible(chosen: str, present: int) -> list[str]:
     """Devices that CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: entries after the first invalid one do not count."""
     seen: list[str] = []
     for entry in (part.strip() for part in chosen.split(",")):
@@ -171,6 +177,6 @@ def _visible(chosen: str, present: int) -> int:
         elif not entry.startswith(("GPU-", "MIG-")):
             break
         if entry in seen:  # CUDA refuses a list that names a device twice
-            return 0
+            return []
         seen.append(entry)
-    return len(seen)
+    return seen

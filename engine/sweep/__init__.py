@@ -1,0 +1,1 @@
+"""`--multirun`: sets of runs, each in processes of its own."""
