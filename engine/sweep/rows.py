@@ -54,8 +54,9 @@ def result_of(folder: Path) -> dict[str, Any]:
 def reported(folder: Path) -> dict[str, float | None]:
     """The last value of each number that a run reports; None where it is not finite."""
     last: dict[str, Any] = {}
-    for row in (*read_rows(folder / METRICS), result_of(folder)):
-        last |= {key: value for key, value in row.items() if key in last or value is None or _is_number(value)}
+    for row in read_rows(folder / METRICS):
+        last |= {key: value for key, value in row.items() if value is None or _is_number(value)}
+    last |= {key: value for key, value in result_of(folder).items() if key in last or _is_number(value)}
     return {key: finite(value) for key, value in last.items()}
 
 

@@ -115,7 +115,7 @@ class Table:
 
     def ended(self, run: Running, label: str) -> None:
         self._at = 0.0
-        self._console.print(f"run {run.number + 1} {outcome(run)}: {label}", markup=False, highlight=False)
+        self._console.print(f"run {run.number + 1} ({label}) {outcome(run)}", markup=False, highlight=False)
 
     def close(self) -> None:
         self._live.stop()

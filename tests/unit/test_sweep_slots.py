@@ -93,7 +93,13 @@ def test_torchrun_gets_ports_that_differ(gpus):
         (8, ["parallelism=tp2", "parallelism.dp=1"], "sweep.slots=8: too many, .*needs 2 devices"),
         (
             2,
-            ["parallelism=dp2", "launcher=torchrun", "launcher.nodes=2", "launcher.node_rank=0"],
+            [
+                "parallelism=dp2",
+                "launcher=torchrun",
+                "launcher.nodes=2",
+                "launcher.node_rank=0",
+                "launcher.master_addr=a",
+            ],
             "sweep.slots=2: .*several nodes",
         ),
     ],
