@@ -50,6 +50,10 @@ NOT_NEGATIVE = (
     *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
     *("model.router_aux_loss_coef", "moe.aux_loss", "moe.sequence_aux_loss", "moe.z_loss", "moe.bias_update_rate"),
 )
+PATHS = (
+    *("model.weights", "checkpoint.resume", "data.path", "data.tokenizer", "data.cache_dir", "data.inputs"),
+    *("data.chat_template", "task.lora.adapter", "job.source", "job.out"),
+)
 POSITIVE = (
     "faults.spike_threshold",
     "moe.capacity_factor",
@@ -74,8 +78,8 @@ class Range:
 RANGES = (
     Range(
         tuple(f"{group}.{key}" for group, keys in COUNTS.items() for key in keys),
-        lambda v: v >= 1,
-        "a whole number of at least 1",
+        lambda v: 1 <= v < 2**63,
+        "a whole number of at least 1 and less than 2**63",
     ),
     Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
     Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),
@@ -104,6 +108,7 @@ CHOICES = {
     "job.to": ("hf", "sharded"),
     "sweep.direction": ("minimize", "maximize"),
 }
+MAX_RUN_ID = 128
 RESERVED_IDS = ("latest", "sweeps")
 RESERVED = " or ".join(RESERVED_IDS)
 
@@ -172,8 +177,14 @@ def _names(run: Run, family: Family) -> Iterator[str]:
         plain = name.replace("-", "").replace("_", "").replace(".", "")
         if not plain.isalnum() or name.startswith(".") or not name.isascii() or name in RESERVED_IDS:
             yield f"run_id={name}: it names a folder; use letters, digits, '-', '_' and '.', and not {RESERVED}"
+        elif len(name) > MAX_RUN_ID:
+            yield f"run_id={name[:20]}...: {len(name)} characters; at most {MAX_RUN_ID} name a folder everywhere"
     if not run.output_dir.strip():
         yield "output_dir is empty; name a folder, such as outputs"
+    for key in PATHS:
+        value = value_at(run, key)
+        if isinstance(value, str) and not value.strip():
+            yield f"{key} is empty; name a path, or leave it out"
 
 
 def _packages(run: Run) -> Iterator[str]:

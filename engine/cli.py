@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -166,6 +167,8 @@ def command_line(family: str, overrides: list[str]) -> str:
 
 def program(family: str) -> list[str]:
     """How this Python runs a family: by its short name where a shell finds the same one."""
+    if os.environ.get("UV_RUN_RECURSION_DEPTH"):  # started by `uv run`, perhaps from outside of the environment
+        return ["uv", "run", "-m", f"zoo.{family}"]
     here = shutil.which("python")
     same = here is not None and Path(here).absolute() == Path(sys.executable).absolute()
     return ["python" if same else sys.executable, "-m", f"zoo.{family}"]

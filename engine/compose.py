@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 TUNE = "tune"  # a family's settings for one hardware, chosen with it
 
-OmegaConf.register_new_resolver("tenth", lambda steps: steps // 10, replace=True)
+OmegaConf.register_new_resolver("tenth", lambda steps: max(0, steps // 10), replace=True)
 
 
 @dataclass

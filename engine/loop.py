@@ -150,10 +150,11 @@ class Loop:
         rows = self.run_config.data.global_batch_size
         whole_batch = f"{(self.step - 1) * rows} to {self.step * rows - 1}, the whole batch"
         samples = ", ".join(map(str, result.bad_samples)) or whole_batch
+        clip = "a smaller optim.clip_grad" if self.run_config.optim.clip_grad else "optim.clip_grad=1"
         tensors = f"; it is so for {listed(result.bad_tensors)}" if result.bad_tensors else ""
         raise UserError(
             f"the {what} is {value} at {where} (samples {samples}){tensors}; no weight was updated and {self._kept()}; "
-            "a lower optim.lr, a smaller optim.clip_grad or other data would be the first things to try"
+            f"a lower optim.lr, {clip} or other data would be the first things to try"
         )
 
     def _validate(self, progress: Progress) -> None:

@@ -31,6 +31,9 @@ from engine.rundir import OVERRIDES, new_run_id, run_folder
 from engine.schema import Run
 from hardware import registry
 from hardware.base import Hardware, HardwareError
+from hardware.host import usable_cores
+
+RANKS_OF_A_CORE = 16
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
     family = family.of(run.model.model_type)
     choose_settings(run, family, composition.named)
     run = resolve(run, accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
+    _check_processes(run, hardware)
     check_layout(run)
     if run.job.name in ("train", "prepare"):
         _check_data(run)
@@ -105,6 +109,16 @@ def _has_tune(family: Family, hardware: str) -> bool:
 def accelerators(hardware: Hardware) -> int:
     """Accelerators of this machine; none on a CPU, whose cores are no devices."""
     return 0 if hardware.device_type == "cpu" else hardware.detect().devices
+
+
+def _check_processes(run: Run, hardware: Hardware) -> None:
+    """UserError for more ranks than processes of a machine without accelerators could ever share its cores."""
+    ranks, most = run.launcher.nproc_per_node or 1, RANKS_OF_A_CORE * usable_cores()
+    if run.launcher.name == "local" and not accelerators(hardware) and ranks > most:
+        raise UserError(
+            f"the layout needs {ranks} processes on this machine, which has {usable_cores()} cores and no accelerator; "
+            f"at most {most} would run (launcher=print shows the commands for other machines)"
+        )
 
 
 def _take_weights(run: Run, family: Family, composition: Composition) -> list[str]:

@@ -10,6 +10,7 @@ from engine.errors import UserError
 from engine.schema import Launcher, Parallelism, Run
 
 DEFAULT_PORT = 29500
+LEAST_SAVE_INTERVAL = 50  # steps; a short run saves at its end only
 MICRO_BATCH_TOKENS = 4096  # enough for matrices to be wide, few enough for large models
 
 
@@ -41,7 +42,7 @@ def resolve(run: Run, devices: int, run_id: str = "run", compiles: bool = False)
     if job.name == "train" and run.model.weights is None and checkpoint.resume is None:
         # Everything else comes from weights, which record the dtypes that an export should have.
         checkpoint = _filled(checkpoint, export_dtype=run.precision.name)
-    checkpoint = _filled(checkpoint, save_interval=steps)
+    checkpoint = _filled(checkpoint, save_interval=min(steps, max(LEAST_SAVE_INTERVAL, steps // 10)))
     if job.name == "train":
         job = _filled(job, eval_interval=max(1, steps // 10))
     worth = run.backend == "native" and run.precision.name == "bf16" and job.name == "train"

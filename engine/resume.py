@@ -91,6 +91,8 @@ def find_resumed(family: Family, words: list[str]) -> Resumed | None:
     asked = compose(family, [word for word in words if _key(word) in ASKED]).run
     if asked.job.name != "train" or asked.checkpoint.resume is None:
         return None
+    if not asked.checkpoint.resume.strip():
+        raise UserError("checkpoint.resume is empty; name a run folder or a checkpoint, or leave it out")
     try:
         return _find(asked)
     except UserError:

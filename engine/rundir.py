@@ -99,8 +99,8 @@ def open_folder(
     """
     path, node = place or run_folder(run), run.launcher.node_rank or 0
     suffix = f".node{node}" if node else ""
-    created = tuple(folder for folder in (path, *path.parents[:2]) if not folder.exists())
     try:
+        created = tuple(folder for folder in (path, *path.parents[:2]) if not folder.exists())
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, hold(path, suffix), created, path / f"config{suffix}.yaml", started=time.time())
     except OSError as error:
@@ -157,9 +157,7 @@ def hold(path: Path, suffix: str = "", instead: str = ", or choose another run_i
     except BlockingIOError:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise UserError(
-            f"{path}: in use by a running job (process {holder}); wait until it ends{instead}"
-        ) from None
+        raise UserError(f"{path}: in use by a running job (process {holder}); wait until it ends{instead}") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor

@@ -125,7 +125,7 @@ class Schedule:
 @dataclass
 class Checkpoint:
     name: str = MISSING
-    save_interval: Optional[int] = None  # steps; None: only at the end
+    save_interval: Optional[int] = None  # steps between saves; None: a tenth of the run, 50 at least
     keep_last: int = 2  # newest checkpoints kept
     keep_best: bool = True  # by validation loss
     keep_every: Optional[int] = None  # keep those whose step divides by this, for good

@@ -44,5 +44,11 @@ def find_checkpoint(path: Path) -> Path:
         raise UserError(f"{path}: no such folder; give a run folder or one of its checkpoints/step_* folders")
     found = newest(path) or next(reversed(complete(path).values()), None)
     if found is None:
-        raise UserError(f"{path}: holds no complete checkpoint; give a run folder or one of its checkpoints/step_*")
+        nothing_yet = (path / "config.yaml").is_file()
+        right = (
+            "this run has saved nothing yet; if it has ended, start it again from the beginning"
+            if nothing_yet
+            else "give a run folder or one of its checkpoints/step_*"
+        )
+        raise UserError(f"{path}: holds no complete checkpoint; {right}")
     return found

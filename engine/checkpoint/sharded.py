@@ -34,7 +34,7 @@ from engine.metrics.text import memory
 
 __all__ = ["ShardedSource", "save_sharded"]
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def save_sharded(
@@ -105,6 +105,11 @@ def failure(comm: Ranks, temporary: Path, share: Share) -> UserError | None:
     if not failures:
         return None
     rank, number, text, _ = failures[0]
+    if any(f[1] == errno.EFBIG for f in failures):
+        return UserError(
+            f"the checkpoint {temporary.with_suffix('')} needs files larger than this process may write; raise the "
+            f"limit that ulimit -f shows ({_earlier(temporary)})"
+        )
     if any(f[1] in FULL for f in failures):
         free = shutil.disk_usage(temporary.parent).free
         return UserError(_full(temporary, sum(r[2] for r in reports), free))

@@ -13,6 +13,7 @@ from typing import Any
 from engine.checkpoint.card import tokenizer_files
 from engine.errors import UserError
 
+CONVERTIBLE = ("vocab.json", "vocab.txt", "*.model", "*.tiktoken")  # what transformers makes a tokenizer.json of
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
 
 
@@ -24,6 +25,8 @@ def check_tokenizer(directory: str, vocab_size: int | None) -> None:
     if not tokenizer_files(folder):
         raise UserError(f"data.tokenizer: no tokenizer in '{directory}'; name a directory that holds a tokenizer.json")
     if not (folder / "tokenizer.json").is_file():
+        if not any(True for pattern in CONVERTIBLE for _ in folder.glob(pattern)):
+            raise UserError(f"data.tokenizer: '{directory}' lacks its tokenizer.json; copy it there, or name another")
         return  # transformers has to convert it first
     tokens = _tokens(folder / "tokenizer.json")
     check_size(directory, 1 + max(tokens.values(), default=-1), vocab_size)

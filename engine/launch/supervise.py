@@ -22,6 +22,7 @@ from engine.launch.watchdog import Watchdog
 PR_SET_PDEATHSIG = 1  # prctl(2)
 GRACE_S = 4.0  # for the other ranks to notice a failure by themselves and say so
 POLL_S = 0.05
+SAME_S = 1.0  # signals this close together are one
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTHING_SAVED = "stopped before there was anything to save"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -133,10 +134,19 @@ def _add_failed(failed: list[Worker], workers: list[Worker]) -> None:
 
 @contextmanager
 def _signals_to(workers: list[Worker], board: Board | None) -> Iterator[list[int]]:
-    """Pass the first signal on as SIGTERM, which asks workers to save and stop; at the second one kill them."""
+    """Pass the first signal on as SIGTERM, which asks workers to save and stop; at the second one kill them.
+
+    Those that come within a second of the first are the same one: `timeout`, `uv run` and schedulers signal both a
+    process and its group, or pass on what the group got too.
+    """
     received: list[int] = []
+    ignored_until = 0.0
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        nonlocal ignored_until
+        if time.monotonic() < ignored_until:
+            return None
+        ignored_until = time.monotonic() + SAME_S
         received.append(number)
         if len(received) > 1:
             return _kill(workers)

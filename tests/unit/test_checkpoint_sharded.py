@@ -257,6 +257,16 @@ def test_full_disk_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {p.name: p.read_bytes() for p in first.iterdir()} == before
 
 
+def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Limited(tensor_file.TensorFile):
+        def add(self, key: str, tensor: Tensor) -> list[int]:
+            raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(share_module, "TensorFile", Limited)
+    with pytest.raises(UserError, match="ulimit -f"):
+        save_one(tmp_path / "step_00000001", torch.ones(2, 2))
+
+
 def test_real_device_without_room() -> None:
     """/dev/full refuses with ENOSPC what a buffered write delivers late: the error comes from close, as on a disk."""
     if not Path("/dev/full").exists():

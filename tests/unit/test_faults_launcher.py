@@ -158,14 +158,14 @@ def test_a_machine_that_slept_is_no_rank_that_hangs(monkeypatch, tmp_path):
     board.close()
 
 
-def stopped_by(number, *programs, ranks, again=False):
+def stopped_by(number, *programs, ranks, again=0.0):
     workers, board, _ = ranks(*programs)
 
     def signals():
         time.sleep(0.3)
         os.kill(os.getpid(), number)
         if again:
-            time.sleep(0.3)
+            time.sleep(again)
             os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=signals)
@@ -198,8 +198,15 @@ def test_a_signal_while_ranks_start(ranks):
 
 def test_a_second_signal_ends_the_run_and_blames_no_memory(ranks):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    verdict = stopped_by(signal.SIGINT, deaf, deaf, ranks=ranks, again=True)
+    verdict = stopped_by(signal.SIGINT, deaf, deaf, ranks=ranks, again=1.3)
     assert (verdict.status, verdict.message) == (130, "ended at once, as the second signal asked")
+
+
+def test_a_signal_that_arrives_twice_is_one(ranks):
+    """`timeout` signals its process and then the group, and `uv run` passes on what the group got too."""
+    slow = SAVES.replace("    page", "    time.sleep(0.6)\n    page")
+    verdict = stopped_by(signal.SIGTERM, slow, slow, ranks=ranks, again=0.2)
+    assert (verdict.status, verdict.message) == (75, "stopped after step 7, which is saved in here")
 
 
 def test_a_worker_without_a_launcher_has_a_page_of_its_own(monkeypatch):

@@ -110,11 +110,13 @@ def test_micro_batches_of_divided_rows_and_interleaved_pipelines(layout, seq_len
 
 def test_open_values_are_filled():
     run = resolved("schedule=wsd", "schedule.steps=70", "output_dir=out")
-    assert run.schedule.decay_steps == 14 and run.job.eval_interval == 7 and run.checkpoint.save_interval == 70
+    assert run.schedule.decay_steps == 14 and run.job.eval_interval == 7 and run.checkpoint.save_interval == 50
     assert (run.data.vocab_size, run.data.cache_dir, run.checkpoint.export_dtype) == (4096, "out/cache", "fp32")
     assert run.run_id == "run"
     assert resolved("run_id=mine").run_id == "mine"
     assert resolved("schedule.steps=3").job.eval_interval == 1
+    assert resolved("schedule.steps=3").checkpoint.save_interval == 3
+    assert resolved("schedule.steps=640").checkpoint.save_interval == 64
     assert resolved("schedule=wsd", "schedule.steps=4", "schedule.warmup_steps=3").schedule.decay_steps == 1
     assert resolved("precision=bf16").checkpoint.export_dtype == "bf16"
 
@@ -206,6 +208,12 @@ BAD = [
     ("run_id=a/b", ["run_id=a/b", "letters"]),
     ("run_id=..", ["run_id=.."]),
     ("run_id=latest", ["run_id=latest"]),
+    ("run_id=" + "a" * 300, ["300 characters", "128"]),
+    ("checkpoint.resume=", ["checkpoint.resume is empty", "leave it out"]),
+    ("model.weights=", ["model.weights is empty", "leave it out"]),
+    ("schedule.steps=99999999999999999999", ["schedule.steps", "less than 2**63"]),
+    ("schedule.steps=-1", ["schedule.steps=-1"]),
+    ("hardware=cpu parallelism.dp=100000 data.global_batch_size=100000", ["100000 processes", "cores"]),
     ("run_id=''", ["run_id="]),
     # jobs
     ("prompt=hello", ["prompt", "job=sample"]),
