@@ -17,7 +17,7 @@ from engine.checkpoint.paths import is_checkpoint, newest
 from engine.compose import family_folder
 from engine.errors import UserError
 from engine.family import Family, load_dotted
-from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter
+from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter
 from engine.schema import MODEL_ONLY_KEYS
 
 CONFIG = "config.json"
@@ -177,7 +177,7 @@ def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
     """
     weights = load_dotted(family.weights)(model)
     if is_adapter(folder):
-        check_adapter(read_adapter(folder), weights.published)
+        place_adapters(read_adapter(folder), weights)
         return check_tensors(base_of(folder), family, model)
     problems: list[str] = []
     if is_checkpoint(folder):

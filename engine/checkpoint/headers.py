@@ -40,6 +40,15 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file by name. UserError if it is missing, truncated or no safetensors file."""
+    return _read(path)[0]
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says besides its tensors. UserError as `read_header` has it."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -50,7 +59,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if 8 + length > size:
                 raise ValueError(f"{size} bytes, but its header alone takes {8 + length}; it is truncated")
             header = json.loads(file.read(length))
-        return _entries(path, header, 8 + length, size - 8 - length)
+        metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
+        return _entries(path, header, 8 + length, size - 8 - length), metadata
     except FileNotFoundError:
         raise UserError(f"{path}: missing") from None
     except OSError as error:

@@ -19,6 +19,7 @@ from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
 from engine.errors import UserError
 from engine.lora.adapter import MODEL as ADAPTER_MODEL
+from engine.lora.export import PeftForm, in_pefts_form
 from engine.lora.names import PREFIX
 from engine.lora.sources import Merged
 from engine.metrics.text import memory
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "pt"}
+Source = ShardedSource | Merged | PeftForm
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ def export_hf(
     card = read_card(checkpoint)
     if CONFIG not in card.texts:
         raise UserError(f"{checkpoint}: has no {CONFIG}, so it cannot become a Hugging Face directory")
-    return export(ShardedSource(checkpoint), card, out, dtype, comm, max_shard_bytes, replace)
+    source: ShardedSource | PeftForm = ShardedSource(checkpoint)
+    if ADAPTER in card.texts:
+        source, card = in_pefts_form(ShardedSource(checkpoint), card)
+    return export(source, card, out, dtype, comm, max_shard_bytes, replace)
 
 
 def export(
-    source: ShardedSource | Merged,
+    source: Source,
     card: Card,
     out: Path,
     dtype: str | None = None,
@@ -99,7 +104,7 @@ def export(
     return out
 
 
-def plan(source: ShardedSource | Merged, card: Card, dtype: str | None) -> list[Planned]:
+def plan(source: Source, card: Card, dtype: str | None) -> list[Planned]:
     """What to write, in the published order. UserError if the checkpoint lacks a tensor."""
     shapes = source.index.shapes() if isinstance(source, ShardedSource) else source.shapes
     stored = card.stored
@@ -132,11 +137,12 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-def write_shard(path: Path, source: ShardedSource | Merged, shard: list[Planned]) -> None:
+def write_shard(path: Path, source: Source, shard: list[Planned]) -> None:
     """One file; larger elements come first, so that every tensor is aligned."""
     ordered = sorted(shard, key=lambda t: -DTYPES[t.dtype].itemsize)
-    room = header_room([(t.name, t.dtype, t.shape) for t in ordered], METADATA)
-    file = TensorFile(path, room, METADATA)
+    metadata = METADATA | (source.metadata if isinstance(source, PeftForm) else {})
+    room = header_room([(t.name, t.dtype, t.shape) for t in ordered], metadata)
+    file = TensorFile(path, room, metadata)
     try:
         for t in ordered:
             tensor = source.read("param", t.source, t.shape, (0,) * len(t.shape), t.shape)

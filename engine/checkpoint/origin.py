@@ -15,6 +15,7 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.family import Family, load_dotted
 from engine.lora.adapter import base_of
 from engine.lora.adapter import config_text as adapter_text
+from engine.lora.fused import fused_of
 from engine.lora.names import PREFIX, adapter_shapes, last, linear_layers, trained_adapters
 from engine.schema import Run
 
@@ -58,7 +59,9 @@ def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:
     base, settings = Path(run.model.weights), run.task.lora
     layers = linear_layers(weight_map.published, settings.targets)
     targets = list(dict.fromkeys(last(layer) for layer in layers))
-    texts = _published_card(base, family, weight_map).texts | {ADAPTER: adapter_text(settings, targets, str(base))}
+    texts = _published_card(base, family, weight_map).texts | {
+        ADAPTER: adapter_text(settings, targets, str(base), fused_of(weight_map))
+    }
     return Card(family.name, {PREFIX + name: "F32" for name in adapter_shapes(layers, settings.r)}, texts=texts)
 
 

@@ -19,7 +19,7 @@ from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
 from engine.errors import UserError
 from engine.family import Family, load_dotted
-from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter
+from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter
 from engine.lora.sources import Merged
 
 CACHE_BYTES = 2 << 30
@@ -129,9 +129,8 @@ def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSo
     """
     weight_map = load_dotted(family.weights)(model)
     if is_adapter(path):
-        adapter = read_adapter(path)
-        check_adapter(adapter, weight_map.published)
-        return Merged(open_weights(base_of(path), family, model), adapter)
+        places = place_adapters(read_adapter(path), weight_map)
+        return Merged(open_weights(base_of(path), family, model), path, places)
     if not is_hf(path):
         source = ShardedSource(_our_checkpoint(path))
         check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)

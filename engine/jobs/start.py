@@ -37,7 +37,7 @@ def load_start_weights(context: Context, backend: Backend) -> None:
     if model.weights:
         source = open_weights(Path(model.weights), context.family, model)
         if trained_adapters(context.run, context.run.job.name):
-            source = Beside(source, start_adapters(context.run))
+            source = Beside(source, start_adapters(context.run, context.family))
         load_finite(context.comm, backend, source, ("param",))
     else:
         backend.load_state(InitSource(context.run.seed, model.initializer_range), ("param",))

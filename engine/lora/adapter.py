@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.headers import by_layer, read_header
+from engine.checkpoint.headers import by_layer, read_header, read_metadata
 from engine.checkpoint.index import load_index, read_json
 from engine.checkpoint.paths import is_checkpoint
-from engine.checkpoint.weight_map import Shape
+from engine.checkpoint.weight_map import Shape, WeightMap
 from engine.errors import UserError
-from engine.lora.names import PREFIX, adapter_shapes, is_adapter_name, last, layer_of, linear_layers
+from engine.lora.fused import Fused, Place, fused_of, fused_places, plain_place
+from engine.lora.names import PREFIX, last, layer_of, linear_layers
 from engine.schema import Lora
 
 CONFIG = "adapter_config.json"
@@ -26,12 +28,14 @@ UNUSED: dict[str, Any] = {
     "use_dora": False,
     "lora_bias": False,
     "modules_to_save": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
     "layer_replication": None,
-    "target_parameters": None,
     "trainable_token_indices": None,
 }
+
+
+PATTERNS = {"rank_pattern": "a rank", "alpha_pattern": "a number"}
+FUSED = "fused"  # in a checkpoint's own config: how the reference holds experts, for the export
+BLOCKS = "blocks"  # in the metadata of our files: the experts' matrices that have diagonal blocks of B
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,23 @@ class Adapter:
     """What an adapter directory, or a checkpoint of adapters, says of itself."""
 
     folder: Path
-    r: int
-    scale: float
     base: str  # the weights that it belongs to
     config: dict[str, Any]
+
+    def strength(self, key: str) -> tuple[int, float]:
+        """Rank and scale of what PEFT targets by this name: a layer, or a parameter."""
+        r = self._pattern("rank_pattern", key, self.config["r"])
+        alpha = self._pattern("alpha_pattern", key, self.config["lora_alpha"])
+        return r, alpha / (math.sqrt(r) if self.config.get("use_rslora") else r)
+
+    def targets(self, parameter: str) -> bool:
+        """Whether PEFT adapts this parameter as such, by its whole name or the end of it."""
+        names = self.config.get("target_parameters") or ()
+        return any(f".{parameter}".endswith(f".{name}") for name in names)
+
+    def _pattern(self, kind: str, key: str, default: Any) -> Any:
+        patterns = (self.config.get(kind) or {}).items()
+        return next((value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", key)), default)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -60,12 +77,34 @@ def read_adapter(folder: Path) -> Adapter:
         if config.get(key, off) not in (off, None):
             raise UserError(f"{path}: {key} is {config[key]!r}; only plain LoRA is read, where it is {off!r}")
     r, alpha, base = config.get("r"), config.get("lora_alpha"), config.get("base_model_name_or_path")
-    if type(r) is not int or r < 1 or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+    if not _is_rank(r) or not _is_number(alpha):
         raise UserError(f"{path}: r is {r!r} and lora_alpha {alpha!r}; a rank and a number should be there")
     if not isinstance(base, str) or not base:
         raise UserError(f"{path}: base_model_name_or_path is missing, so nobody knows which weights it adapts")
-    scale = alpha / (math.sqrt(r) if config.get("use_rslora") else r)
-    return Adapter(folder, r, scale, base, config)
+    for key, what in PATTERNS.items():
+        fits = _is_rank if key == "rank_pattern" else _is_number
+        patterns = config.get(key) or {}
+        if not isinstance(patterns, dict) or not all(_is_regex(k) and fits(v) for k, v in patterns.items()):
+            raise UserError(f"{path}: {key} is {patterns!r}; regular expressions with {what} for each should be there")
+    names = config.get("target_parameters") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: target_parameters is {names!r}; a list of names should be there")
+    return Adapter(folder, base, config)
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_regex(value: str) -> bool:
+    try:
+        return re.compile(value) is not None
+    except re.error:
+        return False
 
 
 def base_of(folder: Path) -> Path:
@@ -87,36 +126,49 @@ def adapter_tensors(folder: Path) -> dict[str, Shape]:
     return {name.removeprefix(PREFIX): info.shape for name, info in read_header(folder / MODEL).items()}
 
 
-def check_adapter(adapter: Adapter, published: Mapping[str, Shape]) -> None:
-    """UserError, in one line, unless every tensor adapts a linear layer of this model."""
-    found = adapter_tensors(adapter.folder)
-    layers = linear_layers(published, None)
-    wanted = adapter_shapes({m: s for m, s in layers.items() if m in {layer_of(n) for n in found}}, adapter.r)
-    wrong = [name for name, shape in found.items() if not is_adapter_name(name) or wanted.get(name) != shape]
+def place_adapters(adapter: Adapter, weight_map: WeightMap) -> dict[str, Place]:
+    """Where the pairs of the adapted layers of a model lie, by published layer.
+
+    UserError, in one line, unless every tensor adapts a linear layer of this model.
+    """
+    found, layers = adapter_tensors(adapter.folder), linear_layers(weight_map.published, None)
+    stored, places = {layer_of(name) for name in found}, {}
+    for layer, shape in layers.items():
+        if layer in stored:
+            parameter = f"{layer}.weight"
+            places[layer] = plain_place(
+                layer, shape, *adapter.strength(parameter if adapter.targets(parameter) else layer)
+            )
+    if not is_checkpoint(adapter.folder):
+        names = read_metadata(adapter.folder / MODEL).get(BLOCKS)
+        blocks = None if names is None else names.split(",")
+        places |= fused_places(layers, fused_of(weight_map), adapter.targets, adapter.strength, blocks)
+    wanted: dict[str, Shape] = {}
+    for place in places.values():
+        wanted |= place.stored_shapes()
+    wrong = [name for name, shape in found.items() if wanted.get(name) != shape]
     wrong += [name for name in wanted if name not in found]
     if wrong or not found:
         raise UserError(
             f"{adapter.folder}: an adapter for another base: {', '.join(by_layer(wrong)[:3]) or 'none of its tensors'} "
             f"fits no layer of this model; its own base is {adapter.base}"
         )
+    return places
 
 
-def settings_of(adapter: Adapter, published: Mapping[str, Shape]) -> dict[str, Any]:
-    """The settings `task.lora` that continue an adapter."""
-    adapted = {layer_of(name) for name in adapter_tensors(adapter.folder)}
-    targets = list(dict.fromkeys(last(module) for module in published_order(published) if module in adapted))
-    if adapted != set(linear_layers(published, targets)):
-        raise UserError(f"{adapter.folder}: adapts some layers and not others of the same name; such are not continued")
-    return {"r": adapter.r, "alpha": adapter.scale * adapter.r, "targets": targets}
+def settings_of(folder: Path, places: Mapping[str, Place], published: Mapping[str, Shape]) -> dict[str, Any]:
+    """The settings `task.lora` that continue an adapter. Layers of a smaller rank get ranks of zeros."""
+    targets = list(dict.fromkeys(last(layer) for layer in linear_layers(published, None) if layer in places))
+    if places.keys() != linear_layers(published, targets).keys():
+        raise UserError(f"{folder}: adapts some layers and not others of the same name; such are not continued")
+    r, scale = max(place.r for place in places.values()), next(iter(places.values())).scale
+    if not all(math.isclose(place.scale, scale, rel_tol=1e-9) for place in places.values()):
+        raise UserError(f"{folder}: scales its layers differently; such are not continued, job.merge=true merges them")
+    return {"r": r, "alpha": scale * r, "targets": targets}
 
 
-def published_order(published: Mapping[str, Shape]) -> list[str]:
-    """The linear layers in the order of the model."""
-    return list(linear_layers(published, None))
-
-
-def config_text(settings: Lora, targets: list[str], base: str) -> str:
-    """adapter_config.json for adapters of these settings."""
+def config_text(settings: Lora, targets: list[str], base: str, fused: list[Fused]) -> str:
+    """adapter_config.json of a checkpoint of adapters; `engine.lora.export` makes PEFT's of it."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -129,5 +181,6 @@ def config_text(settings: Lora, targets: list[str], base: str) -> str:
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
+        **({FUSED: [asdict(one) for one in fused]} if fused else {}),
     }
     return json.dumps(config, indent=2) + "\n"

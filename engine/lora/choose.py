@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.architecture import find_weights
 from engine.errors import UserError
 from engine.family import Family, load_dotted
-from engine.lora.adapter import base_of, check_adapter, is_adapter, read_adapter, settings_of
+from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter, settings_of
 from engine.lora.names import linear_layers
 from engine.schema import Run
 
@@ -43,18 +43,17 @@ def choose_settings(run: Run, family: Family, named: Collection[str]) -> None:
         raise UserError(f"checkpoint.resume={resume}: it holds {held}, which task={run.task.name} does not go on with")
     if run.task.name != "lora" or run.job.name != "train":
         return
-    published, origin = load_dotted(family.weights)(run.model).published, resume or lora.adapter
+    weight_map, origin = load_dotted(family.weights)(run.model), resume or lora.adapter
     if origin is not None:
-        adapter = read_adapter(Path(origin))
-        check_adapter(adapter, published)
-        for key, value in settings_of(adapter, published).items():
+        places = place_adapters(read_adapter(Path(origin)), weight_map)
+        for key, value in settings_of(Path(origin), places, weight_map.published).items():
             given = getattr(lora, key)
             if f"task.lora.{key}" in named and (set(given) if key == "targets" else given) != (
                 set(value) if key == "targets" else value
             ):
                 raise UserError(f"task.lora.{key}={given}: the adapter {origin} has {value}; leave {key} out")
             setattr(lora, key, value)
-    linear_layers(published, lora.targets)
+    linear_layers(weight_map.published, lora.targets)
 
 
 def same_weights(a: Path, b: Path) -> bool:

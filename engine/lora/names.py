@@ -49,6 +49,12 @@ def adapter_shapes(layers: Mapping[str, Shape], r: int) -> dict[str, Shape]:
     return shapes
 
 
+def adapter_layers(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The layers that adapters belong to, and the shapes [out, in] of their matrices."""
+    layers = dict.fromkeys(layer_of(name) for name in shapes)
+    return {n: (shapes[f"{n}.lora_B.weight"][0], shapes[f"{n}.lora_A.weight"][1]) for n in layers}
+
+
 def is_adapter_name(name: str) -> bool:
     """Whether a published name is that of an adapter's tensor."""
     return name.endswith((".lora_A.weight", ".lora_B.weight"))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.checkpoint.index import Shape
 from engine.checkpoint.paths import is_checkpoint
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
-from engine.lora.adapter import MODEL, Adapter, adapter_tensors
+from engine.lora.adapter import MODEL
+from engine.lora.fused import Place
 from engine.lora.names import PREFIX, is_adapter_name, layer_of
+
+WHOLE = 4  # tensors of a PEFT file that are held: A and B of gate and up, and of down
 
 
 class Files(Protocol):
@@ -26,22 +32,38 @@ class Files(Protocol):
 
 
 class AdapterFile:
-    """The tensors of a PEFT directory under published names."""
+    """The tensors of a PEFT directory under published names: experts one by one, smaller ranks filled with zeros."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, places: Mapping[str, Place]) -> None:
         self.folder = folder
-        self._files = TensorFiles(folder)
+        self._files, self._places = TensorFiles(folder), places
+        # Experts are asked for one after another, and each is a part of the same few tensors.
+        self._whole: OrderedDict[str, Tensor] = OrderedDict()
 
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
-        return self._files.rectangle(MODEL, PREFIX + name, tuple(offset), tuple(extent))
+        place = self._places[layer_of(name)]
+        if place.plain and place.stored_shapes()[name] == tuple(shape):
+            return self._files.rectangle(MODEL, PREFIX + name, tuple(offset), tuple(extent))
+        part = place.part(name, self._stored(name.replace(layer_of(name), place.stored)))
+        part = pad(part, (0, shape[1] - part.shape[1], 0, shape[0] - part.shape[0]))
+        return part[tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))].contiguous()
 
     def file_of(self, kind: str, name: str) -> Path:
         return self.folder / MODEL
 
+    def _stored(self, name: str) -> Tensor:
+        whole = self._whole.pop(name, None)
+        if whole is None:
+            whole = self._files.rectangle(MODEL, PREFIX + name, (0, 0), self._files.shape(MODEL, PREFIX + name))
+        self._whole[name] = whole
+        while len(self._whole) > WHOLE:
+            self._whole.popitem(last=False)
+        return whole
 
-def open_adapter(folder: Path) -> AdapterFile | ShardedSource:
-    """The adapters of a PEFT directory or of a checkpoint of ours; `check_adapter` checks them."""
-    return ShardedSource(folder) if is_checkpoint(folder) else AdapterFile(folder)
+
+def open_adapter(folder: Path, places: Mapping[str, Place]) -> AdapterFile | ShardedSource:
+    """The adapters of a PEFT directory or of a checkpoint of ours; `place_adapters` says where they lie."""
+    return ShardedSource(folder) if is_checkpoint(folder) else AdapterFile(folder, places)
 
 
 class Beside:
@@ -64,21 +86,20 @@ class Beside:
 class Merged:
     """Weights with their adapters added: W + scale B A, computed and given in fp32 where there is an adapter."""
 
-    def __init__(self, base: Files, adapter: Adapter) -> None:
-        self.base, self.folder = base, adapter.folder
-        self._adapter, self._source = adapter, open_adapter(adapter.folder)
-        self._shapes = adapter_tensors(adapter.folder)
-        self._layers = {layer_of(name) for name in self._shapes}
+    def __init__(self, base: Files, folder: Path, places: Mapping[str, Place]) -> None:
+        self.base, self.folder = base, folder
+        self._places, self._source = places, open_adapter(folder, places)
 
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
         tensor = self.base.read(kind, name, shape, offset, extent)
         layer = name.removesuffix(".weight")
-        if kind != "param" or layer not in self._layers:
+        place = self._places.get(layer)
+        if kind != "param" or place is None:
             return tensor
-        r = self._adapter.r
-        down = self._part(f"{layer}.lora_A.weight", (0, offset[1]), (r, extent[1]))
-        up = self._part(f"{layer}.lora_B.weight", (offset[0], 0), (extent[0], r))
-        return tensor.float() + self._adapter.scale * (up @ down)
+        (rows, columns), r = place.shape, place.r
+        down = self._source.read(kind, f"{layer}.lora_A.weight", (r, columns), (0, offset[1]), (r, extent[1]))
+        up = self._source.read(kind, f"{layer}.lora_B.weight", (rows, r), (offset[0], 0), (extent[0], r))
+        return tensor.float() + place.scale * (up.float() @ down.float())
 
     def file_of(self, kind: str, name: str) -> Path:
         return self.base.file_of(kind, name)
@@ -87,6 +108,3 @@ class Merged:
     def shapes(self) -> dict[str, Shape]:
         """Of the base's tensors, under the names that it stores."""
         return self.base.index.shapes() if isinstance(self.base, ShardedSource) else self.base.shapes
-
-    def _part(self, name: str, offset: Shape, extent: Shape) -> Tensor:
-        return self._source.read("param", name, self._shapes[name], offset, extent).float()

@@ -10,14 +10,18 @@ from torch import Tensor
 
 from engine.backends.base import TensorSource
 from engine.checkpoint.sources import InitSource
+from engine.family import Family, load_dotted
+from engine.lora.adapter import place_adapters, read_adapter
 from engine.lora.sources import open_adapter
 from engine.schema import Run
 
 
-def start_adapters(run: Run) -> TensorSource:
+def start_adapters(run: Run, family: Family) -> TensorSource:
     """Those of `task.lora.adapter`, or new ones."""
-    adapter = run.task.lora.adapter
-    return open_adapter(Path(adapter)) if adapter else fresh_adapters(run.seed)
+    if run.task.lora.adapter is None:
+        return fresh_adapters(run.seed)
+    folder = Path(run.task.lora.adapter)
+    return open_adapter(folder, place_adapters(read_adapter(folder), load_dotted(family.weights)(run.model)))
 
 
 def fresh_adapters(seed: int) -> InitSource:

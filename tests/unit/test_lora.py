@@ -110,6 +110,12 @@ def test_an_adapter_for_another_base(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA adapters are read"),
         ({"r": "2"}, "r is '2'"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is missing"),
+        ({"rank_pattern": {"q_proj(": 3}}, "rank_pattern is {'q_proj(': 3}; regular expressions with a rank for each"),
+        ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern is"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is ['q_proj']; regular expressions with a number for each"),
+        ({"alpha_pattern": {"q_proj": 8}}, "scales its layers differently; such are not continued, job.merge=true"),
+        ({"rank_pattern": {"q_proj": 3}}, "an adapter for another base"),  # its tensors have the rank 2
+        ({"target_parameters": "mlp.experts"}, "target_parameters is 'mlp.experts'; a list of names"),
     ],
 )
 def test_adapters_that_are_not_read(config: dict[str, Any], message: str, tmp_path: Path) -> None:
