@@ -130,6 +130,21 @@ RULES = (
         ),
     ),
     Rule(
+        ("kernels.strict",),
+        lambda run: run.backend != "native",
+        lambda run: f"backend={run.backend} takes the hardware's kernels as they are; backend=native chooses",
+    ),
+    Rule(
+        ("kernels.strict",),
+        lambda run: run.backend == "native" and (run.job.name != "train" or run.precision.name != "bf16"),
+        lambda run: "only job=train with precision=bf16 has kernels to choose",
+    ),
+    Rule(
+        ("kernels.strict",),
+        lambda run: run.backend == "native" and run.task.name == "lora",
+        lambda run: "task=lora has no kernels to choose",
+    ),
+    Rule(
         ("logger.wandb_project",),
         lambda run: not run.logger.wandb,
         lambda run: "it needs logger.wandb=true",

@@ -65,6 +65,11 @@ class Hardware:
 
 
 @dataclass
+class Kernels:
+    strict: bool = False  # an operation without its best kernel here becomes an error, not a fallback (native)
+
+
+@dataclass
 class Parallelism:
     name: str = MISSING
     tp: int = 1  # ranks that share each matrix (tensor parallel)
@@ -252,6 +257,7 @@ class Run:
     task: Task = field(default_factory=Task)
     data: Data = field(default_factory=Data)
     hardware: Hardware = field(default_factory=Hardware)
+    kernels: Kernels = field(default_factory=Kernels)
     parallelism: Parallelism = field(default_factory=Parallelism)
     moe: MoE = field(default_factory=MoE)
     precision: Precision = field(default_factory=Precision)

@@ -13,9 +13,13 @@ from engine.backends.base import TRAINED
 from engine.backends.native import build
 from engine.backends.native.model import reference_config
 from engine.data.batch import rows_to_batch
+from engine.errors import UserError
 from engine.family import load_family
-from engine.schema import Optim, Precision
+from engine.schema import Kernels, Optim, Precision
 from hardware import registry
+from hardware.base import HardwareError
+from hardware.cpu import Cpu
+from hardware.kernels.registry import Kernel
 from tests.parallel.native_steps import model_config, run_of
 
 QWEN3 = load_family("qwen3")
@@ -102,3 +106,26 @@ def test_weights_and_state_are_kept_in_full_precision() -> None:
     resumed.train_step(batches(2), OPTIM.lr)
     for key, tensor in saved(backend).items():
         assert torch.equal(tensor, saved(resumed)[key]), key
+
+
+class WithAnOffer(Cpu):
+    """A CPU that offers a kernel of a package that is not installed."""
+
+    def kernels(self):
+        return (Kernel("swiglu", "fast", "nowhere:nothing", 10, ("no_such_package",)),)
+
+
+def test_strict_kernels_refuse_a_fallback_and_replicas_without_kernels(monkeypatch):
+    run = replace(run_of("ddp"), precision=Precision("bf16"), optim=OPTIM)
+    assert (
+        build(run, QWEN3, WithAnOffer(), "train").kernels["swiglu"] == "torch (fast needs the package no_such_package)"
+    )
+    strict = replace(run, kernels=Kernels(strict=True))
+    with pytest.raises(HardwareError, match=r"swiglu would fall back to torch: fast needs the package no_such_package"):
+        build(strict, QWEN3, WithAnOffer(), "train")
+    assert set(build(strict, QWEN3, Cpu(), "train").kernels.values()) == {"torch"}  # nothing better is offered
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match=r"kernels.strict=true: several replicas .* parallelism=fsdp"):
+        build(strict, QWEN3, Cpu(), "train")

@@ -194,6 +194,8 @@ BAD = [
     ("data.packing=offline data.workers=2", ["data.workers has no effect"]),
     ("model.sliding_window=8", ["model.sliding_window has no effect", "use_sliding_window=true"]),
     ("job=prepare profile=true", ["profile has no effect", "only job=train", "job=prepare"]),
+    ("kernels.strict=true", ["kernels.strict has no effect", "backend=native chooses"]),
+    ("backend=native kernels.strict=true", ["kernels.strict has no effect", "precision=bf16"]),
     ("job=prepare debug.dump=layers", ["debug.dump has no effect", "only job=train"]),
     ("profile.steps=[3]", ["profile.steps has no effect", "needs profile=true"]),
     ("debug.steps=[3]", ["debug.steps has no effect", "debug.dump=layers"]),

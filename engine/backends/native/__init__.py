@@ -30,6 +30,10 @@ from hardware.kernels.registry import REFERENCES, choose
 # Share of the activations that compiled layers keep for the backward pass; the cheapest are computed again. On an H200
 # 0.9 takes 9 GiB less than 1 for Qwen3-1.7B at 16,384 tokens, in the same time.
 KEPT_ACTIVATIONS = 0.9
+NOT_FUSED = (
+    "kernels.strict=true: several replicas compute with torch's own operations (autocast), not with the hardware's "
+    "kernels; parallelism=fsdp or a single rank has them"
+)
 
 
 def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBackend:
@@ -49,8 +53,12 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     bf16 = run.precision.name == "bf16"
     sharded = run.parallelism.strategy in ("fsdp", "hsdp") and dist.is_initialized()
     # Several replicas sum gradients in fp32, so there the parameters themselves stay fp32.
-    main = bf16 and mode == "train" and ranks == 1 and not sharded and run.task.name != "lora"
-    chosen = {operation: choose(operation, hardware.kernels(), "bf16") for operation in REFERENCES}
+    fused = bf16 and mode == "train" and run.task.name != "lora" and (ranks == 1 or sharded)
+    main = fused and not sharded
+    if run.kernels.strict and mode == "train" and not fused:
+        raise UserError(NOT_FUSED)
+    operations = [name for name in REFERENCES if fused and (main or name != "split_adamw")]
+    chosen = {name: choose(name, hardware.kernels(), "bf16", run.kernels.strict) for name in operations}
     model = meta_model(family, run.model, torch.bfloat16 if main else torch.float32)
     weight_map: WeightMap = load_dotted(family.weights)(run.model)
     if adapters := trained_adapters(run, mode):
@@ -60,7 +68,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
     fill_buffers(model, device)
     loss_head = None
-    if main or (sharded and bf16 and mode == "train" and run.task.name != "lora"):
+    if fused:
         loss_head = fuse_loss(model, chosen["linear_cross_entropy"].kernel.load())
         fuse_layers(model, chosen["swiglu"].kernel.load())
     recompute(model, run.parallelism.recompute)
@@ -89,7 +97,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,
         loss_head=loss_head,
         sources=source_names(run) if mode == "train" else (),
-        kernels={name: str(choice) for name, choice in chosen.items()} if main or loss_head else {},
+        kernels={name: str(choice) for name, choice in chosen.items()},
     )
     if hasattr(run.model, "num_experts"):
         backend.balancing = Balancing(model, run, device, mode)
