@@ -7,6 +7,7 @@ a user runs. A task that fails or hangs takes its ranks down; the next task star
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -48,6 +49,8 @@ def _serve(rank: int, pipe: Connection) -> None:
             pipe.send((True, value, output.getvalue()))
         except BaseException:
             pipe.send((False, traceback.format_exc(), output.getvalue()))
+        function = kwargs = task = value = None
+        gc.collect()  # process groups in cycles would keep their threads, a dozen each, for all tests to come
 
 
 class Ranks:
