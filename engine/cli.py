@@ -28,7 +28,7 @@ def main(family: str, arguments: list[str] | None = None) -> NoReturn:
 
 
 def console() -> NoReturn:
-    """The `zoo` command: `zoo list`, `zoo <family> key=value ...`."""
+    """The `zoo` command: `zoo list`, `zoo doctor`, `zoo parity A B`, `zoo <family> key=value ...`."""
     from engine.help import list_families, zoo_help
 
     lasting_output()
@@ -39,6 +39,14 @@ def console() -> NoReturn:
         sys.exit(guarded(lambda: _print(_version())))
     if words[0] == "list":
         sys.exit(guarded(lambda: _print(list_families())))
+    if words[0] == "doctor":
+        from engine.doctor.command import doctor
+
+        sys.exit(guarded(lambda: doctor(words[1:])))
+    if words[0] == "parity":
+        from engine.parity.command import parity
+
+        sys.exit(guarded(lambda: parity(words[1:])))
     main(words[0], words[1:])
 
 
@@ -70,13 +78,15 @@ def prepare(family: str, overrides: list[str]) -> Run:
     return plan(family, overrides).run
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of a user."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows what there is")
 
 
 def _parser(family: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"python -m zoo.{family}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"python -m zoo.{family}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="store_true")

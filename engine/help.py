@@ -24,6 +24,7 @@ GROUPS = {
     "data": "where the text comes from",
     "job": "what is done",
     "hardware": "where it runs",
+    "kernels": "which implementations of its operations",
     "parallelism": "how it is divided; any other layout is spelled out, parallelism.tp=4 parallelism.pp=2",
     "precision": "what it computes in",
     "optim": "the optimizer",
@@ -155,5 +156,7 @@ def zoo_help() -> str:
         "  zoo list                     the families, their sizes and tasks\n"
         f"  zoo FAMILY [key=value]...    run one; the same as python -m zoo.FAMILY, for example zoo {example}\n"
         f"  zoo FAMILY --help            its groups, choices and keys, for example zoo {example} --help\n"
+        "  zoo doctor                   whether this machine is fit, and what would make it faster\n"
+        "  zoo parity A B               whether two runs, of two machines for example, computed the same\n"
         "  zoo --version                the version\n\n" + list_families()
     )

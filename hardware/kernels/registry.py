@@ -24,6 +24,7 @@ class Kernel:
     priority: int  # the highest usable one is chosen; the reference has 0
     needs: tuple[str, ...] = ()  # packages
     dtypes: tuple[str, ...] = ("bf16", "fp32")
+    costs: str = ""  # of a reference: what running it in the place of a better one costs
 
     def obstacle(self, dtype: str) -> Optional[str]:
         """Why it cannot be used for this dtype here; None if it can."""
@@ -40,9 +41,27 @@ class Kernel:
 REFERENCES = {
     kernel.operation: kernel
     for kernel in (
-        Kernel("swiglu", "torch", "hardware.kernels.gated_mlp:REFERENCE", 0),
-        Kernel("linear_cross_entropy", "torch", "hardware.kernels.linear_cross_entropy:linear_cross_entropy", 0),
-        Kernel("split_adamw", "torch", "hardware.kernels.adamw:split_adamw", 0),
+        Kernel(
+            "swiglu",
+            "torch",
+            "hardware.kernels.gated_mlp:REFERENCE",
+            0,
+            costs="each MLP reads and writes its inner projections several times",
+        ),
+        Kernel(
+            "linear_cross_entropy",
+            "torch",
+            "hardware.kernels.linear_cross_entropy:linear_cross_entropy",
+            0,
+            costs="the loss holds the logits of a whole micro-batch in fp32",
+        ),
+        Kernel(
+            "split_adamw",
+            "torch",
+            "hardware.kernels.adamw:split_adamw",
+            0,
+            costs="every update reads and writes weights and moments several times",
+        ),
     )
 }
 

@@ -1,0 +1,1 @@
+"""`zoo parity A B`: whether two machines, backends or layouts compute the same."""
