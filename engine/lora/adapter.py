@@ -31,8 +31,6 @@ UNUSED: dict[str, Any] = {
     "layer_replication": None,
     "trainable_token_indices": None,
 }
-
-
 PATTERNS = {"rank_pattern": "a rank", "alpha_pattern": "a number"}
 FUSED = "fused"  # in a checkpoint's own config: how the reference holds experts, for the export
 BLOCKS = "blocks"  # in the metadata of our files: the experts' matrices that have diagonal blocks of B
@@ -59,7 +57,12 @@ class Adapter:
 
     def _pattern(self, kind: str, key: str, default: Any) -> Any:
         patterns = (self.config.get(kind) or {}).items()
-        return next((value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", key)), default)
+        return next((value for pattern, value in patterns if re.match(_regex(pattern), key)), default)
+
+
+def _regex(pattern: str) -> str:
+    """What PEFT matches a name with: the pattern is its end, after a dot."""
+    return rf"(.*\.)?({pattern})$"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -102,7 +105,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_regex(value: str) -> bool:
     try:
-        return re.compile(value) is not None
+        return re.compile(_regex(value)) is not None
     except re.error:
         return False
 

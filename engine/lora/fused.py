@@ -73,6 +73,11 @@ class Place:
         rows = slice(self.row, self.row + self.shape[0])
         return whole.view(self.height, self.rank, self.experts)[rows, ranks, self.expert]
 
+    def beside(self, whole: Any) -> tuple[Any, Any]:
+        """This layer's rows of PEFT's B in the ranks before and after its own: zeros in diagonal blocks."""
+        rows = whole.view(self.height, self.rank, self.experts)[self.row : self.row + self.shape[0], :, self.expert]
+        return rows[:, : self.first], rows[:, self.first + self.r :]
+
 
 def fused_of(weight_map: WeightMap) -> list[Fused]:
     """The parameters in which a family's reference holds its experts, in the order of their module."""

@@ -14,7 +14,8 @@ from engine.checkpoint.index import Shape
 from engine.checkpoint.paths import is_checkpoint
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
-from engine.lora.adapter import MODEL
+from engine.errors import UserError
+from engine.lora.adapter import BLOCKS, MODEL
 from engine.lora.fused import Place
 from engine.lora.names import PREFIX, is_adapter_name, layer_of
 
@@ -44,7 +45,13 @@ class AdapterFile:
         place = self._places[layer_of(name)]
         if place.plain and place.stored_shapes()[name] == tuple(shape):
             return self._files.rectangle(MODEL, PREFIX + name, tuple(offset), tuple(extent))
-        part = place.part(name, self._stored(name.replace(layer_of(name), place.stored)))
+        whole = self._stored(name.replace(layer_of(name), place.stored))
+        if name.endswith("lora_B.weight") and any(other.any() for other in place.beside(whole)):
+            raise UserError(
+                f"{self.folder / MODEL}: {BLOCKS} in its metadata says that {place.stored} has diagonal blocks, "
+                "and it has not; save it without that"
+            )
+        part = place.part(name, whole)
         part = pad(part, (0, shape[1] - part.shape[1], 0, shape[0] - part.shape[0]))
         return part[tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))].contiguous()
 

@@ -25,6 +25,7 @@ from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.sharded import save_sharded
 from engine.checkpoint.sources import open_weights
 from engine.data.loader import build_data
+from engine.errors import UserError
 from engine.family import load_dotted
 from engine.freeze import load_run
 from engine.lora.adapter import config_text, place_adapters, read_adapter, settings_of
@@ -245,7 +246,7 @@ def test_adapters_that_peft_saved(root: Path, way: str) -> None:
     places = place_adapters(read_adapter(folder), weight_map)
     assert changed == len(places) > 4
     if way == "patterns":
-        with pytest.raises(Exception, match="scales its layers differently"):
+        with pytest.raises(UserError, match="scales its layers differently"):
             settings_of(folder, places, weight_map.published)
         return
     settings = settings_of(folder, places, weight_map.published)
@@ -255,6 +256,18 @@ def test_adapters_that_peft_saved(root: Path, way: str) -> None:
         up = file.read("param", f"{layer}.lora_B.weight", (rows, r), (2, 0), (rows - 2, r))
         change = merged[f"{layer}.weight"] - base[f"{layer}.weight"]
         assert torch.allclose(scale * up @ down, change[2:, 1:], atol=1e-5), layer
+
+
+def test_blocks_that_are_none(root: Path) -> None:
+    """A file that was trained on and still says that gate and up are apart is refused, not read in part."""
+    folder = by_peft(root, NO_DENSE, "blocks", r=4, target_modules=[], target_parameters=PARAMETERS)
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", "blocks": ",".join(MATRICES)})
+    model = read_architecture(folder, NO_DENSE.card)
+    source = open_weights(folder, NO_DENSE.card, model)
+    shape = (NO_DENSE.published["moe_intermediate_size"], NO_DENSE.published["hidden_size"])
+    with pytest.raises(UserError, match="diagonal blocks, and it has not"):
+        source.read("param", "model.layers.1.mlp.experts.2.gate_proj.weight", shape, (0, 0), shape)
 
 
 def one_by_one(root: Path, case: harness.Case) -> Path:

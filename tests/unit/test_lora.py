@@ -112,6 +112,10 @@ def test_an_adapter_for_another_base(tmp_path: Path) -> None:
         ({"base_model_name_or_path": None}, "base_model_name_or_path is missing"),
         ({"rank_pattern": {"q_proj(": 3}}, "rank_pattern is {'q_proj(': 3}; regular expressions with a rank for each"),
         ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern is"),
+        (
+            {"rank_pattern": {"(?i)q_proj": 2}},
+            "rank_pattern is",
+        ),  # flags belong to the beginning, and PEFT puts it later
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is ['q_proj']; regular expressions with a number for each"),
         ({"alpha_pattern": {"q_proj": 8}}, "scales its layers differently; such are not continued, job.merge=true"),
         ({"rank_pattern": {"q_proj": 3}}, "an adapter for another base"),  # its tensors have the rank 2
