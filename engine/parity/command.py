@@ -22,7 +22,10 @@ from engine.rundir import CONFIG
 
 OUTPUTS = "outputs.safetensors"
 DIFFERENT = 1
-COMPARED = ("seed", "data", "optim", "schedule", "moe", "task", "precision")  # groups that should be alike
+ALIKE = {  # settings and groups of them that should be the same in two runs of a job
+    "train": ("seed", "data", "optim", "schedule", "moe", "task", "precision"),
+    "forward": ("precision",),
+}
 ELSEWHERE = (
     "path",
     "cache_dir",
@@ -132,7 +135,8 @@ def unlike(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     for key in ("family", "model"):
         for name, one, other in _differences(key, a.get(key), b.get(key)):
             raise UserError(f"A and B are other models: {name} is {one!r} in A and {other!r} in B")
-    for key in COMPARED:
+    job = (a.get("job") or {}).get("name")
+    for key in ALIKE.get(job, ()):
         for name, one, other in _differences(key, a.get(key), b.get(key)):
             yield f"{name} is {one!r} in A and {other!r} in B"
 
@@ -142,7 +146,7 @@ def _differences(key: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         for name in sorted(a.keys() & b.keys()):
             if name not in ELSEWHERE and not (key == "model" and name == "name"):
                 yield from _differences(f"{key}.{name}", a[name], b[name])
-    elif a != b:
+    elif a != b and not isinstance(a, dict) and not isinstance(b, dict):  # an older version lacks a group
         yield key, a, b
 
 

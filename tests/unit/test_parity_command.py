@@ -155,10 +155,11 @@ def test_a_command_says_how_it_stands(tmp_path, capsys):
         "family": "qwen3",
         "model": {"hidden_size": 8, "weights": "here"},
         "seed": 1,
+        "job": {"name": "train"},
         "precision": {"name": "fp32"},
     }
     a = stored(tmp_path, "a", outputs(), **config)
-    config["model"]["weights"], config["seed"] = "there", 2
+    config["model"]["weights"], config["seed"], config["moe"] = "there", 2, {"dispatcher": "alltoall"}
     changed = outputs()
     changed["loss"] += 0.001
     b = stored(tmp_path, "b", changed, **config)
