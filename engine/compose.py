@@ -23,6 +23,7 @@ from engine.family import Family
 from engine.freeze import literal, to_run, typed_run
 from engine.schema import JOBS, Run
 from engine.suggest import Keys, did_you_mean, expected_type
+from hardware import registry
 
 # A plugin that happens to be installed must not change a run: the namespace is closed before Hydra looks into it.
 sys.modules.setdefault("hydra_plugins", None)  # type: ignore[arg-type]
@@ -35,6 +36,7 @@ from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig, OmegaConf, StringNode  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
+HARDWARE = "hardware"
 TUNE = "tune"  # a family's settings for one hardware, chosen with it
 
 OmegaConf.register_new_resolver("tenth", lambda steps: max(0, steps // 10), replace=True)
@@ -57,9 +59,13 @@ def compose(family: Family, overrides: list[str]) -> Composition:
     groups = group_options(family)
     choices, values, removed, problems = _sort(overrides, groups)
     family = family.of(_model_type(family, choices, values))
-    if choices.get("hardware") in groups.get(TUNE, ()):
-        choices.setdefault(TUNE, choices["hardware"])
-    config = copy.deepcopy(_compose_groups(family, tuple(choices.items())))
+    hardware = choices.get(HARDWARE)
+    if hardware in groups.get(TUNE, ()):
+        choices.setdefault(TUNE, choices[HARDWARE])
+    shared = choices if hardware in groups[HARDWARE] else choices | ({HARDWARE: "auto"} if hardware else {})
+    config = copy.deepcopy(_compose_groups(family, tuple(shared.items())))
+    if shared is not choices and hardware:
+        config.hardware.name = hardware  # a plugin of another package, which has no file in conf/
     keys = Keys(config, tuple(groups))
     problems += [_removal(word, keys, groups) for word in removed]
     for key, text in values.items():
@@ -138,7 +144,7 @@ def _sort(
             problems.append(f"'{word}' is not an override; write key=value, for example model=tiny")
         elif (key := key.lstrip("+")) not in groups:
             values[key] = text
-        elif (choice := text.strip("'\"")) in groups[key]:
+        elif (choice := text.strip("'\"")) in groups[key] or (key == HARDWARE and choice in registry.outside()):
             choices[key] = choice
         else:
             choices.pop(key, None)

@@ -123,6 +123,16 @@ RULES = (
         lambda run: "it needs moe.capacity_factor; without one no expert is ever full",
     ),
     Rule(
+        ("hardware.form_factor", "hardware.nics", "hardware.socket"),
+        lambda run: run.hardware.name in ("cpu", "nvidia"),
+        lambda run: f"only hardware=kunlun uses it, and this is hardware={run.hardware.name}",
+    ),
+    Rule(
+        ("hardware.nics", "hardware.socket"),
+        lambda run: run.hardware.name == "kunlun" and run.launcher.nodes == 1,
+        lambda run: "one node needs no network; launcher.nodes says how many there are",
+    ),
+    Rule(
         ("optim.offload",),
         lambda run: run.backend == "native" or run.hardware.name == "cpu",
         lambda run: (

@@ -27,6 +27,7 @@ from engine.resume import (
     keys_of,
     take_checkpoint,
 )
+from engine.rewrites import rewritten
 from engine.rundir import OVERRIDES, new_run_id, run_folder
 from engine.schema import Run
 from hardware import registry
@@ -78,6 +79,12 @@ def plan(name: str, overrides: list[str]) -> Plan:
     family = family.of(run.model.model_type)
     choose_settings(run, family, composition.named)
     run = resolve(run, accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
+    run, changes = rewritten(run, hardware)
+    notes = [*changes, *notes]
+    try:
+        hardware.configure(run)
+    except HardwareError as error:
+        raise UserError(str(error)) from None
     _check_processes(run, hardware)
     check_layout(run)
     if run.job.name in ("train", "prepare"):

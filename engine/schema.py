@@ -60,8 +60,12 @@ class Data:
 
 @dataclass
 class Hardware:
-    name: str = MISSING  # auto | cpu | nvidia
-    strict: bool = False  # a config rewrite becomes an error
+    name: str = MISSING  # auto | nvidia | kunlun | cpu, or a plugin of another package
+    strict: bool = False  # a setting that this hardware would change becomes an error
+    form_factor: Optional[str] = None  # kunlun: oam | pcie; None: what the driver's tool says
+    nics: Optional[str] = None  # kunlun, several nodes: a network interface for each card, comma-separated
+    socket: Optional[str] = None  # kunlun, several nodes: the interface that nodes find each other through
+    rewrites: Optional[list[Any]] = None  # what the hardware changed, as a run writes it down; cannot be set
 
 
 @dataclass

@@ -74,12 +74,12 @@ def run_job(config: Path) -> int:
     started = time.time()
     hardware = registry.get(run.hardware.name)
     page = Page.open(int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")))
-    from engine.context import Context
-
     context: Context | None = None
     status, code, message = "done", 0, None
     try:
-        hardware.bootstrap()
+        hardware.bootstrap()  # before torch, which a runtime may have to patch while it is imported
+        from engine.context import Context
+
         context = Context(run, config.parent, hardware, page)
         READS.begin(run.faults.read_retries, context.log)
         load_dotted(JOBS[run.job.name])(context)

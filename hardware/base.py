@@ -1,7 +1,8 @@
 """The hardware contract. The rest of the code never asks which device it is on; it asks the plugin.
 
-Stages: 0 detect and environment (controller, no torch) · 1 bootstrap the runtime · 2 device, random numbers, memory,
-process groups · 3 facts with their sources · 4 kernels, config rewrites and the Megatron adapter.
+Stages: 0 detect, check the run, environment of the workers (controller, no torch) · 1 bootstrap the runtime (worker,
+before anything else imports torch) · 2 device, memory, process groups · 3 facts with their sources · 4 kernels, config
+rewrites and the Megatron adapter. docs/hardware.md walks through them.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional
 
 if TYPE_CHECKING:
     import torch
 
     from hardware.kernels.registry import Kernel
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 1  # rises when a plugin that was right for the old one would be wrong
 
 
 class HardwareError(Exception):
     """The hardware or its runtime is not what was asked for. One line, for the user."""
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,14 @@ class Detection:
     available: bool
     why: str
     devices: int = 0  # on this host
+
+
+class Rewrite(NamedTuple):
+    """A setting that a run cannot have on this hardware, and what it becomes."""
+
+    key: str  # as the user writes it: precision.compile
+    value: Any
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -60,16 +75,25 @@ class MemoryStats:
 
 
 class Hardware(ABC):
-    """One kind of accelerator, or none. Methods of stage 0 must not import torch."""
+    """One kind of accelerator, or none. The module and the methods of stage 0 must not import torch."""
 
     name: ClassVar[str]
-    contract: ClassVar[int] = CONTRACT_VERSION
-    device_type: ClassVar[str]
-    dist_backend: ClassVar[str]
+    contract: ClassVar[int]  # the CONTRACT_VERSION that it was written for, as a number: inherited it would say nothing
+    device_type: ClassVar[str]  # torch's name of the device, which a runtime may borrow
+    dist_backend: ClassVar[str]  # torch.distributed's name
+    presents_as_cuda: ClassVar[bool] = False  # then `auto` asks it before NVIDIA's plugin, which would believe it
 
     # stage 0
     @abstractmethod
-    def detect(self) -> Detection: ...
+    def detect(self) -> Detection:
+        """Whether this hardware is here, without touching it: device files, the driver's listings."""
+
+    def configure(self, run: Any) -> None:
+        """Take from the resolved run what `launch_env` needs, and refuse what cannot start.
+
+        The controller calls it once, before there is a run folder; with `run.launcher.name` "print" the hardware may
+        be on another machine. Raises HardwareError.
+        """
 
     @abstractmethod
     def launch_env(self, local_rank: int, nproc_per_node: int) -> dict[str, str]:
@@ -130,6 +154,12 @@ class Hardware(ABC):
         """`compile`, `pin_memory`, `overlap`, `fused_adamw`, `tf32`: what the code may use here."""
 
     # stage 4
+    def rewrites(self, run: Any) -> Sequence[Rewrite]:
+        """Settings of the resolved run that must be others here. Shown, frozen with the run, and an error under
+        hardware.strict=true. Torch-free; what this hardware simply lacks is better said by `supports`.
+        """
+        return ()
+
     @abstractmethod
     def attention(self) -> Any:
         """The variable-length attention of this hardware, see `hardware.kernels.attention`."""

@@ -21,6 +21,7 @@ UNKNOWN = Fact(None, "no figure is published for a CPU's cores", "unknown")
 
 class Cpu(Hardware):
     name = "cpu"
+    contract = 1
     device_type = "cpu"
     dist_backend = "gloo"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hardware.base import ChipSpec, Detection, Hardware, HardwareError, MemoryStats
-from hardware.host import gib, threads, usable_cores, with_user_values
+from hardware.base import ChipSpec, Detection, HardwareError
+from hardware.cuda import VISIBLE, CudaRuntime, share_of_devices, visible_devices
+from hardware.host import threads, usable_cores, with_user_values
 from hardware.kernels.registry import Kernel
 from hardware.nvidia.chips import peak_flops
-
-if TYPE_CHECKING:
-    import torch
 
 CAPABILITIES = frozenset({"compile", "pin_memory", "overlap", "fused_adamw", "tf32"})
 KERNELS = (
@@ -27,13 +25,11 @@ KERNELS = (
     ),
     Kernel("split_adamw", "triton", "hardware.nvidia.adamw:KERNEL", 10, ("triton",)),
 )
-OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-class Nvidia(Hardware):
+class Nvidia(CudaRuntime):
     name = "nvidia"
-    device_type = "cuda"
-    dist_backend = "nccl"
+    contract = 1
 
     def __init__(self, dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia/gpus")) -> None:
         """`dev` and `driver` are where the kernel driver shows its devices."""
@@ -43,11 +39,11 @@ class Nvidia(Hardware):
         present = self._present()
         if not present:
             return Detection(False, f"the NVIDIA driver shows no GPU in {self._dev} or {self._driver}")
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        chosen = os.environ.get(VISIBLE)
         if chosen is None:
             return Detection(True, f"the driver shows {present}", devices=present)
-        visible = len(_visible(chosen, present))
-        why = f"CUDA_VISIBLE_DEVICES={chosen} leaves {visible} of {present} GPUs"
+        visible = len(visible_devices(present))
+        why = f"{VISIBLE}={chosen} leaves {visible} of {present} GPUs"
         return Detection(visible > 0, why, devices=visible)
 
     def _present(self) -> int:
@@ -62,9 +58,7 @@ class Nvidia(Hardware):
         return with_user_values({"OMP_NUM_THREADS": threads(usable_cores(), nproc_per_node)})
 
     def share_env(self, first: int, count: int, runs: int) -> dict[str, str]:
-        present, chosen = self._present(), os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = [str(i) for i in range(present)] if chosen is None else _visible(chosen, present)
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])}
+        own = share_of_devices(self._present(), first, count)
         return with_user_values({"OMP_NUM_THREADS": threads(usable_cores(), count * runs)}) | own
 
     def bootstrap(self) -> None:
@@ -77,52 +71,6 @@ class Nvidia(Hardware):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise HardwareError(f"hardware=nvidia: CUDA {torch.version.cuda} does not start: {reason}") from error
-
-    def device(self, local_rank: int) -> torch.device:
-        import torch
-
-        return torch.device("cuda", local_rank)
-
-    def set_device(self, local_rank: int) -> None:
-        import torch
-
-        count = torch.cuda.device_count()
-        if local_rank >= count:
-            raise HardwareError(f"hardware=nvidia: local rank {local_rank} has no GPU of its own; {count} are visible")
-        torch.cuda.set_device(local_rank)
-
-    def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
-
-    def memory(self) -> MemoryStats:
-        import torch
-
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return MemoryStats(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), total)
-
-    def reset_peak_memory(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        import torch
-
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-
-    def memory_report(self) -> str:
-        import torch
-
-        now = self.memory()
-        free, total = torch.cuda.mem_get_info()
-        return (
-            f"tensors of this process hold {gib(now.used)} ({gib(now.peak)} at their peak), its allocator has reserved "
-            f"{gib(torch.cuda.memory_reserved())}; {gib(free)} of the device's {gib(total)} are free"
-        )
 
     def profiler_activities(self) -> list[Any]:
         from torch.profiler import ProfilerActivity
@@ -165,18 +113,3 @@ class Nvidia(Hardware):
         from hardware.megatron import MegatronAdapter
 
         return MegatronAdapter()
-
-
-def _visible(chosen: str, present: int) -> list[str]:
-    """Devices that CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: entries after the first invalid one do not count."""
-    seen: list[str] = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        if entry.isdigit():
-            if int(entry) >= present:
-                break
-        elif not entry.startswith(("GPU-", "MIG-")):
-            break
-        if entry in seen:  # CUDA refuses a list that names a device twice
-            return []
-        seen.append(entry)
-    return seen

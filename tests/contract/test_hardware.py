@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -98,20 +97,6 @@ def test_registry_prefers_the_accelerator_and_falls_back_only_for_auto(monkeypat
 def test_unknown_name_lists_near_ones():
     with pytest.raises(HardwareError, match="hardware=nvida is not known; did you mean nvidia"):
         registry.get("nvida")
-
-
-def test_plugins_of_other_packages(monkeypatch):
-    class Strange(Cpu):
-        name = "strange"
-
-    sys.modules["strange_plugin"] = type(sys)("strange_plugin")
-    sys.modules["strange_plugin"].Strange = Strange
-    entry = EntryPoint("strange", "strange_plugin:Strange", registry.ENTRY_POINTS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.ENTRY_POINTS else [])
-    assert registry.get("strange").name == "strange"
-    Strange.contract = CONTRACT_VERSION + 1
-    with pytest.raises(HardwareError, match=f"contract {CONTRACT_VERSION + 1}; this Zooforge needs {CONTRACT_VERSION}"):
-        registry.get("strange")
 
 
 @pytest.mark.parametrize("name", registry.PLUGINS)

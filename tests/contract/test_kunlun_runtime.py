@@ -1,0 +1,150 @@
+"""hardware=kunlun on a fake runtime: every fault is one line, the patches are verified, collectives pass through."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hardware.kunlun.environment import COMMON
+from tests.ranks import free_port
+
+REPO = Path(__file__).parent.parent.parent
+FAKE = Path(__file__).parent / "fake_kunlun"
+TORCH = ".".join(version("torch").split(".")[:2])
+
+
+def environment(**own: str) -> dict[str, str]:
+    """What a worker gets, with the fake runtime installed."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "XPU_", "FAKE_"))}
+    paths = {"PYTHONPATH": f"{FAKE}{os.pathsep}{REPO}", "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    return kept | COMMON | paths | {"ZOOFORGE_KUNLUN_TORCH": TORCH} | own
+
+
+def start(**own: str) -> subprocess.CompletedProcess[str]:
+    """`bootstrap` in a process of its own, and whether torch was imported."""
+    code = (
+        "import sys\nfrom hardware.base import HardwareError\nfrom hardware.kunlun import Kunlun\n"
+        "try: Kunlun().bootstrap(); print('up')\n"
+        "except HardwareError as error: print(error)\n"
+        "print('torch' in sys.modules)"
+    )
+    return subprocess.run([sys.executable, "-c", code], env=environment(**own), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "own, says",
+    [
+        ({"FAKE_XPYTORCH": "import-error"}, "only half installed: importing it fails with ImportError: libxpurt.so.1"),
+        ({"FAKE_XPYTORCH": "no-marker"}, "only half installed: its start did not print 'SYMBOL_REWRITE torch success'"),
+        ({"FAKE_XPYTORCH": "no-count"}, "only half installed: torch_xmlir has no _XMLIRC._xpu_get_devices_number"),
+        ({"PYTHONPATH": str(REPO)}, "the package torch_xmlir (XPyTorch) is not installed"),
+        ({"XTORCHRUN_CLEAN": "1"}, "XTORCHRUN_CLEAN is set"),
+    ],
+)
+def test_a_runtime_that_is_not_whole_is_one_line(own, says):
+    done = start(**own)
+    message, torch_loaded = done.stdout.splitlines()
+    assert says in message and torch_loaded == "False", done.stderr
+
+
+def test_a_worker_without_the_environment_is_refused(monkeypatch):
+    code = "from hardware.kunlun.runtime import start; start()"
+    bare = {key: value for key, value in environment().items() if key not in COMMON}
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True)
+    assert "XMLIR_MEGATRON_CORE_XPU_PLUGIN is not set" in done.stderr.splitlines()[-1]
+
+
+RANK = """
+import os, sys
+from hardware.base import HardwareError
+from hardware.kunlun import Kunlun
+
+def refused():
+    try: Kunlun().bootstrap()
+    except HardwareError as error: return str(error)
+
+said = [refused()]
+os.environ["ZOOFORGE_KUNLUN_TORCH"] = sys.argv[1]
+os.environ["FAKE_XPU_CARDS"] = "0"
+said.append(refused())
+del os.environ["FAKE_XPU_CARDS"]
+plugin = Kunlun()
+plugin.bootstrap()
+import torch, torch.distributed as dist
+
+assert (plugin.device(1).type, plugin.dist_backend) == ("cuda", "nccl")
+assert torch.cuda.get_device_name(0) == "GPU" and torch.cuda.device_count() == 2
+dist.init_process_group(plugin.dist_backend)
+assert dist.get_backend() == "nccl"
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+said.append(str(total.item()))
+
+os.environ["FAKE_XPYTORCH"] = "plugin-error"
+from hardware.kunlun.megatron import start_plugin
+try: start_plugin("0.19.2")
+except HardwareError as error: said.append(str(error))
+del os.environ["FAKE_XPYTORCH"]
+start_plugin("0.19.2")
+import xpu_plugin
+said.append(str(xpu_plugin.CALLS))
+dist.destroy_process_group()
+print("\\n".join(said))
+"""
+
+
+def test_two_ranks_start_and_reduce():
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, TORCH],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), ZOOFORGE_KUNLUN_TORCH="", **world),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=120)
+        assert rank.returncode == 0, err
+        assert "SYMBOL_REWRITE torch success" in err  # what the runtime says is shown, not swallowed
+        mismatch, nothing, total, plugin, calls = out.splitlines()
+        assert f"torch_xmlir 3.6.0.0 is published for torch 2.5 and 2.9, and this is {TORCH}" in mismatch
+        assert "no device is visible (runtime 0, torch 0)" in nothing
+        assert total == "3.0"
+        assert plugin == (
+            "hardware=kunlun: xpu_plugin does not take megatron-core 0.19.2: RuntimeError: cannot patch this version"
+        )
+        assert calls == "['init', 'init']"
+
+
+def test_a_command_gives_workers_the_environment_before_torch_and_leaves_nothing_when_it_fails(tmp_path):
+    dev, notes = tmp_path / "dev", tmp_path / "notes"
+    notes.mkdir()
+    (dev / "net").mkdir(parents=True)
+    for name in ("xpuctrl", "xpu0", "xpu1"):
+        (dev / name).touch()
+    own = {"FAKE_DEV": str(dev), "FAKE_NOTES": str(notes), "FAKE_XPYTORCH": "no-marker", "FAKE_CARDS": "PCIe:0,PCIe:0"}
+    clean = {key: value for key, value in environment(**own).items() if key not in COMMON}
+    command = [sys.executable, "-m", "zoo.qwen3", "hardware=auto", "parallelism=dp2"]
+    done = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: hardware=kunlun: the runtime is only half installed: its start did not print 'SYMBOL_REWRITE torch "
+        "success'; python -m torch_xmlir --doctor says more"
+    ]
+    assert "Traceback" not in done.stderr and not (tmp_path / "outputs").exists()
+    seen = [json.loads(file.read_text()) for file in notes.iterdir()]
+    workers = [note for note in seen if "engine.worker" in note["command"]]
+    assert len(workers) == 2
+    for worker in workers:
+        assert not worker["torch"]
+        assert worker["environment"].items() >= (COMMON | {"BKCL_PCIE_TOPO": "1"}).items()
+        assert "CUDA_DEVICE_ORDER" not in worker["environment"]
