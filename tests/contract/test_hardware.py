@@ -5,11 +5,14 @@ import sys
 
 import pytest
 
+from engine.cli import prepare
 from hardware import host, registry
 from hardware.base import CONTRACT_VERSION, Detection, Hardware, HardwareError
 from hardware.cpu import Cpu
+from hardware.kernels.registry import REFERENCES
 from hardware.nvidia import Nvidia
 from hardware.nvidia.chips import peak_flops
+from tests.plugin_example.install import install
 
 
 @pytest.fixture
@@ -29,9 +32,11 @@ def driver(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", registry.PLUGINS)
-def test_plugin_conforms(name):
-    plugin = registry._load(name)
+@pytest.mark.parametrize("name", [*registry.PLUGINS, "example"])
+def test_plugin_conforms(name, tmp_path, monkeypatch):
+    if name not in registry.PLUGINS:
+        monkeypatch.syspath_prepend(install(tmp_path))
+    plugin = registry.plugin(name)
     assert isinstance(plugin, Hardware) and plugin.name == name and plugin.contract == CONTRACT_VERSION
     assert isinstance(plugin.detect(), Detection)
     assert plugin.device_type and plugin.dist_backend
@@ -39,7 +44,13 @@ def test_plugin_conforms(name):
         assert isinstance(plugin.supports(capability), bool)
     assert not plugin.supports("no such thing")
     attention = plugin.attention()
-    assert callable(attention.varlen) and callable(attention.causal)
+    assert callable(attention.varlen) and callable(attention.causal) and callable(attention.tails)
+    run = prepare("qwen3", [f"hardware={name}", "launcher=print"])
+    plugin.configure(run)
+    environment = plugin.launch_env(0, 2)
+    assert environment and all(isinstance(text, str) for pair in environment.items() for text in pair)
+    assert all(rewrite.reason for rewrite in plugin.rewrites(run))
+    assert all(kernel.operation in REFERENCES for kernel in plugin.kernels())
 
 
 def test_stage_0_needs_no_torch_and_little_time():
