@@ -224,4 +224,8 @@ class MegatronBackend:
 
     def close(self) -> None:
         """Destroy the process groups of the layout; another backend may follow. Collective."""
+        for module in (module for chunk in self._chunks for module in chunk.modules()):
+            if hasattr(module, "token_dispatcher"):
+                # It keeps the last micro-batch's graph, a cycle that Python's collector cannot see, and its groups.
+                module.token_dispatcher = None
         groups.stop()

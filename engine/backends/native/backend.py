@@ -267,6 +267,8 @@ class NativeBackend:
     def close(self) -> None:
         """Let go of the model and its process groups' users."""
         self._zero_grad()
+        if self.balancing is not None:
+            self.balancing.forget()
         self._shards, self._updated, self._owned, self._optimizer = [], [], [], None
         del self._strategy
 

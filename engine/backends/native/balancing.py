@@ -41,6 +41,10 @@ class Balancing:
         self._scale, self._steps = 0.0, 0
         self._table = torch.zeros(0)
 
+    def forget(self) -> None:
+        """Let go of the last micro-batch, whose graph holds the model that holds this."""
+        self._spoken, self._heard, self._choices = [], None, {}
+
     def _hear(self, layer: int, index: int, _module: nn.Module, _inputs: Any, output: Any) -> Any:
         """A router has spoken: (logits, weights, choices). Given choices take the place of its own."""
         if (given := self._batch.experts.get(layer)) is not None:
