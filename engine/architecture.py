@@ -17,10 +17,15 @@ from engine.checkpoint.paths import is_checkpoint, newest
 from engine.compose import family_folder
 from engine.errors import UserError
 from engine.family import Family, load_dotted
+from engine.lora.adapter import CONFIG as ADAPTER_CONFIG
+from engine.lora.adapter import MODEL as ADAPTER_MODEL
 from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter
+from engine.published import wrong_types
 from engine.schema import MODEL_ONLY_KEYS
 
 CONFIG = "config.json"
+MODEL_FILES = f"{CONFIG} and *.safetensors"
+HOLDS = {"task.lora.adapter": f"{ADAPTER_CONFIG} and {ADAPTER_MODEL}"}  # settings of something else than a model
 WEIGHT_DTYPES = ("F64", "F32", "BF16", "F16")
 # Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
 FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
@@ -31,11 +36,12 @@ def find_weights(path: str, setting: str = "model.weights") -> Path:
     """The folder that holds config.json and the weights: a Hugging Face directory, a sharded checkpoint of ours, or
     within a run folder its hf/ or its newest checkpoint. Links are followed, since `latest` moves. UserError if none.
     """
-    folder = Path(path).expanduser()
+    folder, right = Path(path).expanduser(), f"it should be a directory with {HOLDS.get(setting, MODEL_FILES)}"
     if not folder.is_dir():
-        hint = "; models are not downloaded, name a directory that is here" if path.count("/") == 1 else ""
+        hub = path.count("/") == 1 and path[0] not in "/.~"
+        hint = "; models are not downloaded, name a directory that is here" if hub else ""
         what = "a file" if folder.is_file() else "no such directory"
-        raise UserError(f"{setting}={path}: {what}; it should be a directory with config.json and *.safetensors{hint}")
+        raise UserError(f"{setting}={path}: {what}; {right}{hint}")
     folder = folder.resolve()
     if (folder / CONFIG).is_file() or is_adapter(folder):
         return folder
@@ -45,9 +51,9 @@ def find_weights(path: str, setting: str = "model.weights") -> Path:
         kind = (
             "a run folder without hf/ and without a complete checkpoint"
             if (folder / "config.yaml").is_file()
-            else (f"there is no {CONFIG} in it")
+            else (f"there is no {HOLDS.get(setting, CONFIG).split()[0]} in it")
         )
-        raise UserError(f"{setting}={path}: {kind}; it should be a directory with config.json and *.safetensors")
+        raise UserError(f"{setting}={path}: {kind}; {right}")
     return inside
 
 
@@ -75,13 +81,17 @@ def read_architecture(folder: Path, family: Family) -> Any:
         if theirs in published:
             published.setdefault(ours, published[theirs])
     values = {key: value for key, value in _rope(published).items() if key in known}
+    typed = {key: value for key, value in values.items() if key != "eos_token_id" or not _ids(value)}
+    if problems := [f"{path}: {line}" for line in wrong_types(cls, typed)]:
+        raise UserError("\n".join(problems))
     if isinstance(values.get("eos_token_id"), list):
         # Several ends of text: generation_config.json keeps them all, training needs one.
         if outside := [i for i in values["eos_token_id"] if not 0 <= i < values.get("vocab_size", i + 1)]:
             size = values["vocab_size"]
             raise UserError(f"{path}: eos_token_id={outside[0]} is no token of vocab_size={size}; it must be below it")
         values["eos_token_id"] = next(iter(values["eos_token_id"]), None)
-    kinds = set(published.get("layer_types") or ["full_attention"])
+    layers = published.get("layer_types") or ["full_attention"]
+    kinds = set(map(str, layers if isinstance(layers, list) else [layers]))
     if kinds != {"full_attention"} and not values.get("use_sliding_window"):
         raise UserError(f"{path}: layer_types holds {', '.join(sorted(kinds))} but use_sliding_window is not true")
     try:
@@ -96,11 +106,16 @@ def read_architecture(folder: Path, family: Family) -> Any:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: not a JSON object")
     return value
+
+
+def _ids(value: Any) -> bool:
+    """Several tokens that end a text, as many files have them."""
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 def _rope(published: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +125,7 @@ def _rope(published: dict[str, Any]) -> dict[str, Any]:
         return published
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
     plain = scaling.get("rope_type", "default") == "default"
-    theta = {"rope_theta": float(parameters["rope_theta"])} if "rope_theta" in parameters else {}
+    theta = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
     return published | theta | {"rope_scaling": None if plain else scaling}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -109,6 +109,7 @@ CHOICES = {
     "sweep.direction": ("minimize", "maximize"),
 }
 MAX_RUN_ID = 128
+FIRST_TRACED = 3  # where profile.steps does not say it: the steps before it start things up
 RESERVED_IDS = ("latest", "sweeps")
 RESERVED = " or ".join(RESERVED_IDS)
 
@@ -166,12 +167,16 @@ def _choices(run: Run) -> Iterator[str]:
         value = value_at(run, key)
         if value is not None and value not in choices:
             near = did_you_mean(value, choices)
-            yield f"{key}={value}: there is no such choice{near}; it is one of {', '.join(choices)}"
+            yield f"{key}={value}: there is no such choice{near}; {_only(choices)}"
+
+
+def _only(choices: Sequence[str]) -> str:
+    return f"the choices are {', '.join(choices)}" if len(choices) > 1 else f"{choices[0]} is the only one"
 
 
 def _names(run: Run, family: Family) -> Iterator[str]:
     if run.task.name not in family.tasks:
-        yield f"task={run.task.name}: {family.name} has no such task; its tasks are {', '.join(family.tasks)}"
+        yield f"task={run.task.name}: {family.name} has no such task; {_only(family.tasks)}"
     name = run.run_id
     if name is not None:
         plain = name.replace("-", "").replace("_", "").replace(".", "")
@@ -214,6 +219,14 @@ def _model(model: Any) -> Iterator[str]:
 
 def _schedule(run: Run) -> Iterator[str]:
     schedule, steps = run.schedule, run.schedule.steps
+    for key in ("profile.steps", "debug.steps") if run.job.name == "train" else ():
+        if late := [step for step in value_at(run, key) or () if step > steps]:
+            yield f"{key}={_text(value_at(run, key))}: step {late[0]} is after the last, schedule.steps={steps}"
+    if run.job.name == "train" and run.profile.name == "true" and run.profile.steps is None and steps < FIRST_TRACED:
+        yield (
+            f"profile=true traces from step {FIRST_TRACED} on, and schedule.steps={steps}; "
+            "profile.steps=[...] names the steps to trace"
+        )
     if schedule.warmup_steps > steps:
         yield f"schedule.warmup_steps={schedule.warmup_steps} is more than schedule.steps={steps}; it must not be"
     if schedule.decay_steps is not None and schedule.name != "wsd":

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from engine.data import SMALLEST_BPE
 from engine.errors import UserError
+from engine.resolve import model_ranks, replica_unit
 from engine.schema import Parallelism, Run
+from engine.words import counted
 
 NATIVE = "with backend=native only parallelism.dp can be more than 1; use backend=megatron, or fsdp to divide a model"
 
@@ -71,8 +73,8 @@ def _tensor(run: Run) -> Iterator[str]:
 
 
 def _experts(run: Run) -> Iterator[str]:
-    layout, experts = run.parallelism, getattr(run.model, "num_experts", None)
-    if experts is None:
+    layout, mixture = run.parallelism, run.model.mixture()
+    if mixture is None:
         for key in ("ep", "etp"):
             if getattr(layout, key) > 1:
                 size = f"{run.family} {run.model.name}"
@@ -80,19 +82,28 @@ def _experts(run: Run) -> Iterator[str]:
         return
     if run.backend == "native":
         return
+    experts, width = mixture.experts, mixture.ffn_hidden_size
     ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * (layout.dp or 1)
     if experts % ep:
-        yield f"parallelism.ep={ep} does not divide model.num_experts={experts}; ep can be {divisors(experts)}"
-    width = getattr(run.model, "moe_intermediate_size", etp)
+        yield f"parallelism.ep={ep} does not divide the {experts} experts of a layer; ep can be {divisors(experts)}"
     if width % etp:
-        yield f"parallelism.etp={etp} does not divide model.moe_intermediate_size={width}; etp can be {divisors(width)}"
+        yield f"parallelism.etp={etp} does not divide the width of an expert, {width}; etp can be {divisors(width)}"
     if ranks % (ep * etp):
         yield (
-            f"parallelism.ep={ep} x parallelism.etp={etp} must divide the {ranks} ranks of a pipeline stage "
-            f"(tp {layout.tp} x cp {layout.cp} x dp {layout.dp or 1}); their product can be {divisors(ranks)}"
+            f"parallelism.ep={ep} x parallelism.etp={etp} must divide the {counted(ranks, 'rank')} of a pipeline stage "
+            f"(tp {layout.tp} x cp {layout.cp} x dp {layout.dp or 1}); {_expert_ways(layout, experts, ranks)}"
         )
     if layout.tp > 1 and not layout.sp:
         yield f"parallelism.tp={layout.tp} with experts needs parallelism.sp=true: each rank routes its own tokens"
+
+
+def _expert_ways(layout: Parallelism, experts: int, ranks: int) -> str:
+    """The numbers of replicas next to this one that ep x etp fits, and the most of ep that fits these ranks."""
+    unit, dp = replica_unit(layout), layout.dp or 1
+    fit = [n for n in (dp // unit * unit, dp // unit * unit + unit) if n]
+    ways = [f"parallelism.dp={n} ({counted(n * model_ranks(layout), 'rank')})" for n in fit]
+    ep = max((n for n in range(1, layout.ep) if experts % n == 0 and ranks % (n * layout.etp) == 0), default=None)
+    return f"set {' or '.join([*ways, *([f'parallelism.ep={ep}'] if ep else [])])}"
 
 
 def _pipeline(run: Run) -> Iterator[str]:
@@ -102,7 +113,7 @@ def _pipeline(run: Run) -> Iterator[str]:
     if layers is None:
         return
     if pp > layers:
-        yield f"parallelism.pp={pp}: more stages than model.num_hidden_layers={layers} layers; pp can be up to {layers}"
+        yield f"parallelism.pp={pp}: more stages than model.num_hidden_layers={layers}; pp can be up to {layers}"
     elif layers % pp:
         yield f"parallelism.pp={pp} does not divide model.num_hidden_layers={layers}; pp can be {divisors(layers)}"
     elif pp > 1 and layers % (pp * vpp):

@@ -20,6 +20,7 @@ from engine.resolve import resolve
 from engine.resume import (
     Resumed,
     changed_settings,
+    check_looks,
     continue_in,
     find_resumed,
     finished,
@@ -30,6 +31,7 @@ from engine.resume import (
 from engine.rewrites import rewritten
 from engine.rundir import OVERRIDES, new_run_id, run_folder
 from engine.schema import Run
+from engine.words import counted
 from hardware import registry
 from hardware.base import Hardware, HardwareError
 from hardware.host import usable_cores
@@ -71,6 +73,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
     place = continue_in(run, resumed, keys_of(overrides)) if resumed else None
     if resumed and resumed.checkpoint:
         take_checkpoint(run, family, resumed, composition)
+        check_looks(run, resumed, keys_of(overrides))
         notes = []
     else:
         run.checkpoint.resume = None  # `auto`, with nothing there yet
@@ -123,7 +126,8 @@ def _check_processes(run: Run, hardware: Hardware) -> None:
     ranks, most = run.launcher.nproc_per_node or 1, RANKS_OF_A_CORE * usable_cores()
     if run.launcher.name == "local" and not accelerators(hardware) and ranks > most:
         raise UserError(
-            f"the layout needs {ranks} processes on this machine, which has {usable_cores()} cores and no accelerator; "
+            f"the layout needs {counted(ranks, 'process')} on this machine, which has "
+            f"{counted(usable_cores(), 'core')} and no accelerator; "
             f"at most {most} would run (launcher=print shows the commands for other machines)"
         )
 

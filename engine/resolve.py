@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.schema import Launcher, Parallelism, Run
+from engine.words import counted
 
 DEFAULT_PORT = 29500
 LEAST_SAVE_INTERVAL = 50  # steps; a short run saves at its end only
@@ -94,10 +95,15 @@ def _ranks(run: Run, devices: int) -> tuple[Parallelism, Launcher]:
 
 def _least_replicas(layout: Parallelism) -> int:
     """Replicas on a machine that does not suggest a number: as few as show the strategy and hold the experts."""
-    if layout.ep * layout.etp > 1:
-        own = layout.tp * layout.cp
-        return math.lcm(own, layout.ep * layout.etp) // own
-    return 2 * (layout.shard_size or 1) if layout.strategy == "hsdp" else 1
+    return 2 * (layout.shard_size or 1) if layout.strategy == "hsdp" else replica_unit(layout)
+
+
+def replica_unit(layout: Parallelism) -> int:
+    """The number that dp must be a multiple of, so that whole groups of ranks share experts or weights."""
+    if layout.strategy == "hsdp":
+        return layout.shard_size or 1
+    own = layout.tp * layout.cp
+    return math.lcm(own, layout.ep * layout.etp) // own
 
 
 def _check_world(run: Run, world: int, need: int, devices: int) -> None:
@@ -107,31 +113,36 @@ def _check_world(run: Run, world: int, need: int, devices: int) -> None:
     if layout.dp is not None and world != need * layout.dp:
         want = need * layout.dp
         raise UserError(
-            f"parallelism={layout.name} ({spelled} x dp {layout.dp}) needs {want} ranks, but launcher.nodes={nodes} x "
-            f"launcher.nproc_per_node={launcher.nproc_per_node} gives {world}; " + _ways(want, nodes, world, need)
+            f"parallelism={layout.name} ({spelled} x dp {layout.dp}) needs {counted(want, 'rank')}, but "
+            f"launcher.nodes={nodes} x launcher.nproc_per_node={launcher.nproc_per_node} gives {world}; "
+            + _ways(want, layout, nodes, world)
         )
     if world % need:
         where = (
-            f"launcher.nproc_per_node={launcher.nproc_per_node}" if launcher.nproc_per_node else f"{devices} devices"
+            f"launcher.nproc_per_node={launcher.nproc_per_node}"
+            if launcher.nproc_per_node
+            else counted(devices, "device")
         )
         raise UserError(
-            f"parallelism={layout.name} ({spelled}) needs a multiple of {need} ranks, but {where} on {nodes} "
-            f"node{'s' if nodes > 1 else ''} gives {world}; " + _ways(need * max(1, world // need), nodes, world, need)
+            f"parallelism={layout.name} ({spelled}) needs a multiple of {need} ranks, but {where} on "
+            f"{counted(nodes, 'node')} gives {world}; " + _ways(need * max(1, world // need), layout, nodes, world)
         )
     if world % nodes:
-        raise UserError(f"launcher.nodes={nodes} does not divide the {world} ranks of parallelism={layout.name}")
+        raise UserError(
+            f"launcher.nodes={nodes} does not divide the {counted(world, 'rank')} of parallelism={layout.name}"
+        )
     if devices and world // nodes > devices and launcher.name != "print":
         raise UserError(
-            f"parallelism={layout.name} ({spelled}) needs {world // nodes} devices, and this machine has {devices}; "
-            "use a smaller layout, or several nodes with launcher=torchrun launcher.nodes=..."
+            f"parallelism={layout.name} ({spelled}) needs {counted(world // nodes, 'device')}, and this machine "
+            f"has {devices}; use a smaller layout, or several nodes with launcher=torchrun launcher.nodes=..."
         )
 
 
-def _ways(want: int, nodes: int, world: int, need: int) -> str:
+def _ways(want: int, layout: Parallelism, nodes: int, world: int) -> str:
     """What would make ranks and layout agree."""
-    ways = []
+    ways, need = [], model_ranks(layout)
     if want % nodes == 0:
         ways.append(f"launcher.nproc_per_node={want // nodes}")
-    if world % need == 0:
+    if world % (need * replica_unit(layout)) == 0:
         ways.append(f"parallelism.dp={world // need}")
     return f"set {' or '.join(ways)}" if ways else "change the layout or the number of nodes"

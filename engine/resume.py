@@ -131,7 +131,7 @@ def _saved_words(path: Path) -> list[str]:
             raise ValueError("not a list of overrides")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); remove it, and name the run's settings again") from None
     return words
 
@@ -189,6 +189,20 @@ def take_checkpoint(run: Run, family: Family, resumed: Resumed, composition: Com
     run.model.weights, run.data.tokenizer = (before.model.weights, before.data.tokenizer) if before else (None, None)
     if before:
         run.model.name = before.model.name
+
+
+def check_looks(run: Run, resumed: Resumed, named: set[str]) -> None:
+    """UserError for steps to look at that the user names now and that the checkpoint already has behind it."""
+    assert resumed.checkpoint is not None
+    step = load_train_state(resumed.checkpoint).step
+    problems = [
+        f"{key}=[{','.join(map(str, steps))}]: the run goes on after step {step}, so that none of them comes; "
+        f"name steps from {step + 1} on"
+        for key, steps in (("profile.steps", run.profile.steps), ("debug.steps", run.debug.steps))
+        if key in named and steps and max(steps) <= step
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 def _check_files(checkpoint: Path) -> None:

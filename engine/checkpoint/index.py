@@ -58,6 +58,7 @@ class Index:
     block_bytes: int = 4 << 20  # what one of a part's checksums covers
     stored: dict[str, str] = field(default_factory=dict)  # published names of an export and their dtypes
     aliases: dict[str, str] = field(default_factory=dict)  # names that repeat another tensor
+    buffers: frozenset[str] = frozenset()  # names that an export leaves in their dtype
 
     def shapes(self, kind: str = "param") -> dict[str, Shape]:
         return {name: entry.shape for name, entry in self.tensors.get(kind, {}).items()}
@@ -93,7 +94,8 @@ class Index:
             for kind, entries in self.tensors.items()
         }
         head = {"schema_version": FORMAT_VERSION, "family": self.family, "block_bytes": self.block_bytes}
-        body = {"stored": self.stored, "aliases": self.aliases, "files": self.files, "small": self.small}
+        names = {"stored": self.stored, "aliases": self.aliases, "buffers": sorted(self.buffers)}
+        body = names | {"files": self.files, "small": self.small}
         text = json.dumps(head | body | {"tensors": tensors})
         return json.dumps({CHECKSUM: zlib.crc32(text.encode())} | json.loads(text))
 
@@ -114,6 +116,7 @@ def load_index(folder: Path) -> Index:
         index = Index(_text(data["family"]))
         index.stored = {_text(n): _dtype(d) for n, d in data["stored"].items()}
         index.aliases = {_text(n): _text(t) for n, t in data["aliases"].items()}
+        index.buffers = frozenset(_text(n) for n in data.get("buffers", []))
         index.files = {_file(f): _count(size) for f, size in data["files"].items()}
         index.small = {_small(f): _count(crc) for f, crc in data.get("small", {}).items()}
         index.block_bytes = max(1, _count(data.get("block_bytes", index.block_bytes)))
@@ -153,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {path.parent} is not a complete checkpoint") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a JSON object")

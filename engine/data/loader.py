@@ -27,6 +27,7 @@ from engine.data.tokenizer import Tokenizer
 from engine.data.train_rows import TrainData
 from engine.errors import UserError
 from engine.schema import Run
+from engine.words import counted
 
 
 @dataclass
@@ -122,7 +123,7 @@ def _stream(run: Run, one: Opened, log: Log) -> Stream:
             f"data.path={one.source.data.path}: no document is left for training; name more text or lower data.held_out"
         )
     held_out, size = len(one.corpus) - len(ids), one.corpus.num_bytes / 1e6
-    log(f"data: {called}{len(ids)} documents for training, {held_out} held out, {size:.1f} MB in all")
+    log(f"data: {called}{counted(len(ids), 'document')} for training, {held_out} held out, {size:.1f} MB in all")
     order = Order(ids, run.seed, data.shuffle_documents, one.corpus.shards)
 
     def once_through(tokens: int) -> None:
@@ -159,7 +160,7 @@ def _held_out(
         elif one in others:
             raise UserError(f"data.validation: {one.source.name} ({one.source.data.path}) holds no text")
     for one in others:
-        log(f"data: {one.source.name}: {len(one.corpus)} documents for validation")
+        log(f"data: {one.source.name}: {counted(len(one.corpus), 'document')} for validation")
     return found
 
 
@@ -172,6 +173,6 @@ def repetition_note(tokens: int, run: Run, source: Source, share: float = 1.0) -
     few = f", fewer than the {batch} of one step" if rows < batch else ""
     called = f"{source.name}: " if source.name else ""
     return (
-        f"data: {called}the training documents have {tokens} tokens, {rows} rows of {run.data.seq_len}{few}; "
-        f"a run of {run.schedule.steps} steps reads them {times:.1f} times"
+        f"data: {called}the training documents have {tokens} tokens, {counted(rows, 'row')} of "
+        f"{run.data.seq_len}{few}; a run of {run.schedule.steps} steps reads them {times:.1f} times"
     )

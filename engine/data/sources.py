@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.schema import Data
+from engine.words import kind_of
 
 SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon")
 JSON_SOURCES = ("jsonl", "chat")
@@ -86,7 +87,7 @@ def parse_line(line: bytes, field: str) -> str:
         return ""
     text = parse_value(line, field)
     if not isinstance(text, str):
-        raise BadSample(f"has a {type(text).__name__} under '{field}', not a string")
+        raise BadSample(f"has {kind_of(text)} under '{field}', not a string")
     return checked_text(text)
 
 

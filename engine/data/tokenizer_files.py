@@ -77,6 +77,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: '{path}' is not JSON ({error})") from None
     return content if isinstance(content, dict) else {}

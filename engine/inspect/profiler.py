@@ -11,11 +11,12 @@ from typing import Any, Optional
 
 from torch.profiler import profile
 
+from engine.checks import FIRST_TRACED
 from engine.metrics.text import percent
 from hardware.base import Hardware
 
 FOLDER = "profile"
-FIRST, LAST = 3, 5  # of the steps that a command takes: the first ones start things up
+FIRST, LAST = FIRST_TRACED, 5  # of the steps that a command takes
 DEAREST = 12  # operations that the table shows
 
 

@@ -9,6 +9,7 @@ from engine.launch.torchrun import torchrun_command
 from engine.resolve import model_ranks
 from engine.rundir import run_folder
 from engine.schema import Run
+from engine.words import counted
 from hardware.base import Hardware
 
 MASTER = "NODE0"  # stands for the first node's address where none is given
@@ -37,7 +38,7 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
     kept = [word for word in overrides if word.partition("=")[0] not in settings]
     kept = [word for word in kept if word.partition("=")[0] != "launcher.node_rank"]
     lines = [
-        f"# {_counted(nodes * nproc, 'rank')}: {_counted(nodes, 'node')} x {nproc}, "
+        f"# {counted(nodes * nproc, 'rank')}: {counted(nodes, 'node')} x {nproc}, "
         f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} ({_holders(model_ranks(layout), layout.ep * layout.etp)})",
         f"# the workers of {'node 0' if nodes > 1 else 'this node'}: {_workers(run, address)}",
     ]
@@ -53,10 +54,6 @@ def commands(run: Run, hardware: Hardware, overrides: list[str]) -> str:
         words += [f"launcher.node_rank={node}"] if nodes > 1 else []
         lines.append(" ".join([*environment, shlex.join([*program(run.family), *words])]))
     return "\n".join(lines)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _holders(ranks: int, of_experts: int) -> str:

@@ -22,7 +22,10 @@ def choose_base(run: Run) -> None:
         return
     folder = find_weights(run.task.lora.adapter, SETTING)
     if not is_adapter(folder):
-        raise UserError(f"{SETTING}={run.task.lora.adapter}: no adapter there; a directory with adapter_config.json is")
+        raise UserError(
+            f"{SETTING}={run.task.lora.adapter}: no adapter there, but a model; it should be a directory "
+            "with adapter_config.json"
+        )
     run.task.lora.adapter = str(folder)
     if run.model.weights is None:
         run.model.weights = str(base_of(folder))

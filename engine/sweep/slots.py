@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.errors import UserError
 from engine.plan import Plan, accelerators
+from engine.words import counted
 from hardware.base import Hardware
 
 
@@ -76,7 +77,9 @@ def _asked(wanted: int, hardware: Hardware | None) -> Slots:
         raise UserError(f"sweep.slots={wanted}: the runs are on different hardware, and go one at a time; leave it out")
     devices = accelerators(hardware)
     if devices and wanted > devices:
-        raise UserError(f"sweep.slots={wanted}: this machine has {devices} devices; at most so many runs go at a time")
+        raise UserError(
+            f"sweep.slots={wanted}: this machine has {counted(devices, 'device')}; at most so many runs go at a time"
+        )
     each = devices // wanted if devices else 0
     shares = [hardware.share_env(n * each, max(1, each), wanted) for n in range(wanted)]
     if None in shares:

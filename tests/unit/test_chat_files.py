@@ -109,6 +109,10 @@ def test_formats_are_told_apart(record: Any, kind: str | None) -> None:
     assert detect(record) == kind
 
 
+def calling(arguments: Any) -> dict[str, Any]:
+    return turn("assistant", "", tool_calls=[{"function": {"name": "f", "arguments": arguments}}])
+
+
 QUESTION, CALL = turn("user", "q"), turn("assistant", "", tool_calls=[call("f")])
 RESULT, ANSWER = turn("tool", "r"), turn("assistant", "a")
 BAD = [
@@ -119,10 +123,14 @@ BAD = [
     ([QUESTION, CALL], "ends with a tool call without its result; data.final_tool_calls=true"),
     ([QUESTION, CALL, RESULT, RESULT, ANSWER], "a tool result in turn 4 that no tool call asked for"),
     ([turn("king", "q"), ANSWER], "the role 'king' in turn 1"),
-    ([turn("user", 7), ANSWER], "a int under turn 1, not a string"),
+    ([turn("user", 7), ANSWER], "a number under turn 1, not a string"),
     ([turn("user", [{"type": "image"}]), ANSWER], "content of type image in turn 1"),
     ([QUESTION, turn("assistant", "a", weight=0.5)], "a turn of weight 0.5"),
     ([QUESTION, turn("assistant", "", tool_calls=[{"x": 1}])], "a tool call in turn 2 without a function"),
+    ([QUESTION, calling("{place: x}"), RESULT, ANSWER], "arguments of a tool call in turn 2 that are not JSON"),
+    ([QUESTION, calling("[" * 200000), RESULT, ANSWER], "arguments of a tool call in turn 2 that are not JSON"),
+    ([QUESTION, calling("[1]"), RESULT, ANSWER], "arguments of a tool call in turn 2 that are a list, not an object"),
+    ([QUESTION, calling(3), RESULT, ANSWER], "arguments of a tool call in turn 2 that are a number, not an object"),
     ([QUESTION, "a"], "no 'role' in turn 2"),
 ]
 
@@ -131,6 +139,36 @@ BAD = [
 def test_what_is_no_conversation(messages: list[Any], why: str) -> None:
     with pytest.raises(BadSample, match=why):
         parse({"messages": messages}, "messages")
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    for nothing in ("", " ", None, {}, "{}"):
+        messages = parse({"messages": [QUESTION, calling(nothing), RESULT, ANSWER]}, "messages").messages
+        assert messages[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"conversations": "hello"}, "has a string under 'conversations', which must be a list of turns"),
+        ({"messages": {"role": "user"}}, "has an object under 'messages', which must be a list of turns"),
+        ({"messages": None}, "has null under 'messages', which must be a list of turns"),
+        ({"messages": ["hi", "ho"]}, "has strings under 'messages'; each turn must be an object"),
+        ({"text": "x"}, "is none of the chat formats alpaca, sharegpt, messages (its keys: text)"),
+        (["x"], "is a string, not an object"),  # a whole file that is an array
+    ],
+)
+def test_what_is_no_list_of_turns_is_said_before_anything_starts(record: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    assert refused(tmp_path, f"data.path={path}").startswith(f"{path}:1: {why}")
+
+
+def test_arguments_that_are_no_json_are_counted_before_anything_starts(tmp_path: Path) -> None:
+    broken = {"messages": [QUESTION, calling('{"place": '), RESULT, ANSWER]}
+    path = write_lines(tmp_path / "a.jsonl", [OPENAI, broken, OPENAI])
+    assert refused(tmp_path, f"data.path={path}").startswith(f"{path}:2: has arguments of a tool call in turn 2")
+    prepare("qwen3", ["hardware=cpu", "task=sft", f"data.path={path}", "data.max_bad_samples=1"])
 
 
 def test_a_last_tool_call_is_a_choice() -> None:

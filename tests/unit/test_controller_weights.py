@@ -273,6 +273,42 @@ def test_mistakes_in_a_config_name_its_file(tmp_path):
     planned(write(tmp_path / "inert", SMALL | {"sliding_window": 4096}))  # as published files have it
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "10"}, "hidden_size='10' is a string; a whole number should be there"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is not a whole number; a whole number should be there"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True is a truth value; a whole number should be there"),
+        ({"vocab_size": None}, "vocab_size=None is null; a whole number should be there"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps='1e-6' is a string; a number should be there"),
+        ({"rms_norm_eps": False}, "rms_norm_eps=False is a truth value; a number should be there"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan is not finite; a number should be there"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta='x' is a string; a number should be there"),
+        ({"tie_word_embeddings": "true"}, "tie_word_embeddings='true' is a string; true or false should be there"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 is a number; true or false should be there"),
+        ({"hidden_act": 3}, "hidden_act=3 is a number; a string should be there"),
+        ({"rope_scaling": [4]}, "rope_scaling=[4] is a list; an object or null should be there"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id=['</s>'] is a list; a whole number or null should be there"),
+        ({"layer_types": 3}, "layer_types holds 3"),
+    ],
+)
+def test_values_of_another_type_are_refused_with_file_and_key(tmp_path, change, words):
+    folder = write(tmp_path / "hf", SMALL | change)
+    text = refusal(folder)
+    assert text.startswith(f"{folder / 'config.json'}: {words}") and len(text.splitlines()) == 1, text
+
+
+def test_all_wrong_types_are_listed_and_a_whole_number_is_a_float(tmp_path):
+    folder = write(tmp_path / "hf", SMALL | {"hidden_size": "10", "head_dim": "6", "rope_theta": 50000})
+    assert [line.split(": ")[1].split("=")[0] for line in refusal(folder).splitlines()] == ["hidden_size", "head_dim"]
+    assert planned(write(tmp_path / "b", SMALL | {"rope_theta": 50000})).model.rope_theta == 50000.0
+    moe = {"model_type": "qwen3_moe", "mlp_only_layers": [0, "1"]}
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "moe" / "config.json").write_text(json.dumps(moe))
+    with pytest.raises(UserError, match=r"mlp_only_layers=\[0, '1'\] is a list; a list, each item a whole number"):
+        read_architecture(tmp_path / "moe", QWEN3)
+
+
 def test_numbers_that_are_no_weights(tmp_path):
     tensors = small_tensors()
     for i in range(2):

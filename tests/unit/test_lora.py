@@ -138,7 +138,11 @@ def test_settings_that_do_not_go_with_it(tmp_path: Path) -> None:
     assert "task.lora.adapter=" in refused(tmp_path, f"model.weights={folder}")
     unknown = refused(tmp_path, f"model.weights={of}", "task.lora.targets=[q_proj,w1]")
     assert "no linear layer called w1; it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj" in unknown
-    assert "no adapter there" in refused(tmp_path, f"task.lora.adapter={of}")
+    assert "no adapter there, but a model" in refused(tmp_path, f"task.lora.adapter={of}")
+    (tmp_path / "empty").mkdir()
+    for place, what in (("empty", "there is no adapter_config.json in it"), ("absent", "no such directory")):
+        said = refused(tmp_path, f"task.lora.adapter={tmp_path / place}")
+        assert what in said and said.endswith("a directory with adapter_config.json and adapter_model.safetensors")
     convert = ["hardware=cpu", "job=convert", f"job.source={of}", "job.merge=true", f"output_dir={tmp_path}/out"]
     with pytest.raises(UserError, match="holds whole weights, no adapter"):
         prepare("qwen3", convert)

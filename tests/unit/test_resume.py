@@ -92,6 +92,15 @@ def test_what_is_not_named_comes_from_the_run(run: Path) -> None:
     assert before.run.checkpoint.resume.endswith("step_00000005") and before.run.run_id == "one"
 
 
+def test_steps_to_look_at_that_are_over_are_refused_where_they_are_named_anew(run: Path) -> None:
+    for words in (("profile=true", "profile.steps=[3,10]"), ("debug.dump=layers", "debug.steps=[10]")):
+        with pytest.raises(UserError, match=r"\.steps=.*the run goes on after step 10.*name steps from 11 on"):
+            planned(f"checkpoint.resume={run}", "schedule.steps=20", *words)
+    planned(f"checkpoint.resume={run}", "schedule.steps=20", "profile=true", "profile.steps=[3,11]")
+    looked = finished(*SMALL, "run_id=looked", "profile=true", "profile.steps=[3]")
+    planned(f"checkpoint.resume={looked}", "schedule.steps=20")  # of the run's first command
+
+
 def test_a_group_named_anew_drops_the_runs_values_in_it(run: Path) -> None:
     on = planned(f"checkpoint.resume={run}", "optim=adamw", "schedule.steps=20")
     recipe = planned("hardware=cpu").run.optim

@@ -42,5 +42,7 @@ class ChatEncoder:
         except BadSample as why:
             return why
         if len(sample) > self._seq_len:
-            return BadSample(f"has {len(sample)} tokens, more than data.seq_len={self._seq_len}")
+            return BadSample(
+                f"is longer than a row: it has {len(sample)} tokens, more than data.seq_len={self._seq_len}"
+            )
         return sample

@@ -15,6 +15,7 @@ from engine.data.chat.template import chat_templates
 from engine.data.sources import BOM, BadSample, BadSamples, list_files
 from engine.errors import UserError
 from engine.schema import Data
+from engine.words import kind_of
 
 NAMED = 5  # how many lines of each format a message names
 FORMAT_HINT = f"none of the chat formats {', '.join(FORMATS)}"
@@ -36,7 +37,7 @@ def read_array(path: Path) -> list[Any]:
     return records
 
 
-def parse_json(line: bytes) -> Optional[dict[str, Any]]:
+def parse_json(line: bytes) -> Any:
     """The record in a line; None for a blank one. Raises BadSample."""
     if not line.strip():
         return None
@@ -44,14 +45,19 @@ def parse_json(line: bytes) -> Optional[dict[str, Any]]:
         record = json.loads(line.decode("utf-8").removeprefix(BOM))
     except (ValueError, RecursionError) as error:
         raise BadSample(f"is not JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise BadSample(f"is a {type(record).__name__}, not a JSON object")
     return record
 
 
-def format_of(record: dict[str, Any]) -> str:
+def format_of(record: Any) -> str:
     """The record's format. Raises BadSample."""
+    if not isinstance(record, dict):
+        raise BadSample(f"is {kind_of(record)}, not an object")
     if (kind := detect(record)) is None:
+        for key in ("messages", "conversations"):
+            if key in record and not isinstance(turns := record[key], list):
+                raise BadSample(f"has {kind_of(turns)} under '{key}', which must be a list of turns")
+            if key in record and all(isinstance(turn, str) for turn in turns):
+                raise BadSample(f"has strings under '{key}'; each turn must be an object with 'role' or 'from'")
         raise BadSample(f"is {FORMAT_HINT} (its keys: {', '.join(sorted(record)[:8]) or 'none'})")
     return kind
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from engine.data.sources import BadSample
+from engine.words import kind_of
 
 FORMATS = ("alpaca", "sharegpt", "messages")
 ASSISTANT, TOOL = "assistant", "tool"
@@ -124,7 +125,7 @@ def _text(value: Any, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadSample(f"has a {type(value).__name__} under {where}, not a string")
+        raise BadSample(f"has {kind_of(value)} under {where}, not a string")
     return value
 
 
@@ -149,24 +150,26 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadSample(f"has a tool call in turn {number} without a function and its name")
-    return {**call, "function": {**function, "arguments": _object(function.get("arguments", {}))}}
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), number)}}
 
 
-def _object(arguments: Any) -> Any:
-    if isinstance(arguments, str):
+def _arguments(value: Any, number: int) -> dict[str, Any]:
+    """The arguments of a call; none may be spelled as null or as an empty text."""
+    if isinstance(value, str):
         try:
-            value = json.loads(arguments)
-        except ValueError:
-            return arguments
-        return value if isinstance(value, dict) else arguments
-    return arguments
+            value = json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise BadSample(f"has arguments of a tool call in turn {number} that are not JSON ({error})") from None
+    if value is not None and not isinstance(value, dict):
+        raise BadSample(f"has arguments of a tool call in turn {number} that are {kind_of(value)}, not an object")
+    return value or {}
 
 
 def _calls(value: Any, number: int) -> list[dict[str, Any]]:
     """The calls of a sharegpt turn: a JSON object {"name", "arguments"}, or a list of them, as text or as it is."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSample(f"has a tool call in turn {number} that is not JSON ({error})") from None
     return [_call({"type": "function", "function": c}, number) for c in (calls if isinstance(calls, list) else [calls])]
 
@@ -176,7 +179,7 @@ def _tools(value: Any) -> Optional[list[Any]]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadSample(f"has tools that are not JSON ({error})") from None
     if not value:
         return None

@@ -14,6 +14,7 @@ from engine.data.sources import BadSample, BadSamples, checked_text, decode_text
 from engine.data.split import Numbered
 from engine.errors import UserError
 from engine.schema import Data
+from engine.words import kind_of
 
 
 class Records(Numbered):
@@ -63,4 +64,4 @@ def text_of(value: Any, field: str) -> str:
         return decode_text(bytes(value))
     if isinstance(value, str):
         return checked_text(value)
-    raise BadSample(f"has a {type(value).__name__} under '{field}', not text")
+    raise BadSample(f"has {kind_of(value)} under '{field}', not text")
