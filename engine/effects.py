@@ -104,17 +104,22 @@ RULES = (
     ),
     Rule(
         ("moe.", "parallelism.etp"),
-        lambda run: not hasattr(run.model, "num_experts"),
+        lambda run: not run.model.mixture(),
         lambda run: f"{run.family} {run.model.name} has no experts",
     ),
     Rule(
         ("moe.bias_update_rate",),
-        lambda run: hasattr(run.model, "num_experts") and not getattr(run.model, "router_has_bias", False),
+        lambda run: run.model.mixture() and not run.model.mixture().bias,
         lambda run: f"the routers of {run.family} {run.model.name} have no correction bias",
     ),
     Rule(
+        ("moe.bias_update_rate",),
+        lambda run: run.model.mixture() and (run.task.name == "lora" or run.job.name in NOT_TRAINING),
+        lambda run: "nothing moves the routers' correction bias in this run",
+    ),
+    Rule(
         ("moe.dispatcher", "moe.capacity_factor", "moe.drop", "moe.grouped"),
-        lambda run: run.backend == "native" and hasattr(run.model, "num_experts"),
+        lambda run: run.backend == "native" and run.model.mixture(),
         lambda run: "only backend=megatron has it",
     ),
     Rule(

@@ -11,6 +11,8 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from engine.moe.mixture import Mixture
+
 SCHEMA_VERSION = 1
 
 
@@ -100,7 +102,7 @@ class MoE:
     aux_loss: Optional[float] = None  # weight of the balancing loss; None: the model's router_aux_loss_coef
     sequence_aux_loss: float = 0.0  # weight of the balancing loss of each row by itself
     z_loss: float = 0.0  # weight of the loss that keeps router logits small
-    bias_update_rate: float = 0.001  # step of the correction bias, where the router has one
+    bias_update_rate: float = 0.001  # how far a step moves the correction bias, where the router has one; 0: not at all
     grouped: Optional[bool] = None  # one matrix product for all experts; None: where the hardware has it (megatron)
 
 
@@ -284,6 +286,10 @@ class ModelConfig:
     name: str = MISSING  # the size, as its file in model/ is called
     weights: Optional[str] = None  # a Hugging Face directory, or a sharded checkpoint of ours: a warm start
     model_type: Optional[str] = None  # which of the family's architectures, where it has several; the size says it
+
+    def mixture(self) -> Optional[Mixture]:
+        """The model's experts; None if it is dense."""
+        return None
 
 
 MODEL_ONLY_KEYS = ("name", "weights", "model_type")  # the keys above: never written to config.json

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,12 +48,19 @@ LAYOUTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "native-fsdp2": ("native", 2, ("parallelism=fsdp2",)),
     "native-hsdp": ("native", 4, ("parallelism=hsdp", "parallelism.dp=4", "parallelism.shard_size=2")),
 }
+# The family on which the engine itself is tried, in every layout. The others prove their architecture in these.
+SPINE = "qwen3"
+ARCHITECTURE = (
+    *("megatron-single", "megatron-tp2_sp", "megatron-pp2", "megatron-ep2", "megatron-cp2", "megatron-ep2_tp2"),
+    *("native-single", "native-fsdp2"),
+)
 # Experts under tensor parallelism need sequence parallelism.
 ONLY_DENSE = ("megatron-tp2", "megatron-tp2_pp2")
 ONLY_EXPERTS = ("megatron-ep2", "megatron-ep2_tp2", "megatron-ep2_etp2", "megatron-ep2_pp2")
 STAGES = {"megatron-pp2_vpp2": 4}  # that must divide the layers
 QUICK_EXPERTS = ("megatron-ep2_tp2", "megatron-ep2_pp2", "native-single", "native-fsdp2")
 QUICK = ("megatron-tp2_sp", "megatron-tp2_pp2", "native-single", "native-fsdp2")
+QUICK_ARCHITECTURE = ("megatron-tp2_sp", "megatron-ep2_tp2", "native-single")
 
 
 @dataclass(frozen=True)
@@ -74,17 +81,24 @@ class Case:
         return load_family(self.family).of(self.published.get("model_type"))
 
     @property
+    def config_object(self) -> Any:
+        """The family's own config of this case."""
+        return load_dotted(self.card.config)(**{k: list(v) if isinstance(v, tuple) else v for k, v in self.config})
+
+    @property
     def layers(self) -> int:
         return self.published.get("num_hidden_layers", 0)
 
     @property
     def experts(self) -> bool:
-        return "num_experts" in self.published
+        """Whether it has experts."""
+        return self.config_object.mixture() is not None
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
 
 
+@cache
 def discover() -> list[tuple[Case, bool]]:
     """Every case of every family that brings a parity.yaml, and whether it is the quick one of its architecture."""
     found = []
@@ -105,14 +119,33 @@ def quick_cases() -> list[Case]:
     return [case for case, quick in discover() if quick]
 
 
+def spine_cases() -> list[Case]:
+    """The quick cases of the family on which the engine is tried."""
+    return [case for case in quick_cases() if case.family == SPINE]
+
+
+@cache
+def refused(family: str) -> dict[str, str]:
+    """Layouts that a family's architecture does not allow, and what the controller says of them: its `refuses`."""
+    (path,) = ZOO.glob(f"*/{family}/parity.yaml")
+    return yaml.safe_load(path.read_text()).get("refuses", {})
+
+
+@cache
 def possible(case: Case, layout: str) -> bool:
-    """Whether a model of this kind can be laid out so."""
+    """Whether a model of this kind is tried in a layout."""
+    if case.family != SPINE and (layout not in ARCHITECTURE or layout in refused(case.family)):
+        return False
     stages = STAGES.get(layout, 1)
     return layout not in (ONLY_DENSE if case.experts else ONLY_EXPERTS) and not case.layers % stages
 
 
 def is_quick(case: Case, layout: str) -> bool:
-    return case in quick_cases() and layout in (QUICK_EXPERTS if case.experts else QUICK)
+    if case not in quick_cases():
+        return False
+    if case.family != SPINE:
+        return layout in QUICK_ARCHITECTURE
+    return layout in (QUICK_EXPERTS if case.experts else QUICK)
 
 
 def cases_and_layouts(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> list[Any]:
@@ -139,7 +172,15 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
                 parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
             else:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        for buffer in published_buffers(model).values():
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     return model
+
+
+def published_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint stores besides parameters that are learnt, such as the correction biases of routers."""
+    state = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if not tensor.requires_grad}
 
 
 @lru_cache(maxsize=8)
@@ -213,6 +254,8 @@ def published_gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     with torch.no_grad():
         for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
             mine.copy_(theirs.grad if theirs.grad is not None else torch.full_like(theirs, torch.nan))
+        for buffer in published_buffers(twin).values():
+            buffer.fill_(torch.nan)
     with TemporaryDirectory() as folder:
         twin.save_pretrained(folder)
         tensors = {name: t for file in Path(folder).glob("*.safetensors") for name, t in load_file(file).items()}

@@ -78,7 +78,8 @@ def read_inputs(path: Path, vocab_size: int, model: Any = None) -> dict[str, Ten
     except (OSError, SafetensorError) as error:
         raise UserError(f"data.inputs={path} is not a readable safetensors file: {error}") from None
     decisions = {}
-    if hasattr(model, "num_experts"):
+    mixture = model.mixture() if model else None
+    if mixture:
         decisions = {name: inputs.pop(name) for name in list(inputs) if replay.layer_of(name) is not None}
     if unknown := sorted(set(inputs) - set(KNOWN)):
         raise UserError(f"{path} holds {', '.join(unknown)}; job=forward reads {', '.join(KNOWN)}")
@@ -95,7 +96,7 @@ def read_inputs(path: Path, vocab_size: int, model: Any = None) -> dict[str, Ten
             raise UserError(f"{path}: {name} must lie in [0, {vocab_size}) (vocab_size)")
     _check_mask(inputs, path)
     _check_positions(inputs, path)
-    return inputs | (replay.check(decisions, path, tuple(shape), model) if decisions else {})
+    return inputs | (replay.check(decisions, path, tuple(shape), mixture) if decisions else {})
 
 
 def _outside(tokens: Tensor, vocab_size: int, ignore: bool) -> bool:

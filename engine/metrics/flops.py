@@ -38,7 +38,8 @@ def flops_of_run(run: Run) -> float | None:
 
 def active_share(model: Any) -> Fraction:
     """The share of its routed experts that a token goes to; 1 without experts."""
-    return Fraction(model.num_experts_per_tok, model.num_experts) if hasattr(model, "num_experts") else Fraction(1)
+    mixture = model.mixture()
+    return Fraction(mixture.topk, mixture.experts) if mixture else Fraction(1)
 
 
 def matmul_parameters(published: Mapping[str, tuple[int, ...]], active: Fraction = Fraction(1)) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.moe.route import raw_scores
 from engine.schema import Run
 
 Reduce = Callable[[Tensor], Tensor]
@@ -31,7 +32,7 @@ class Coefficients:
 def published_aux_loss(run: Run) -> float:
     """The coefficient of the balancing loss: the run's own, else the published one."""
     own = run.moe.aux_loss
-    return float(getattr(run.model, "router_aux_loss_coef", 0.0)) if own is None else own
+    return run.model.mixture().aux_loss if own is None else own
 
 
 def step_losses(run: Run) -> Coefficients:
@@ -41,10 +42,8 @@ def step_losses(run: Run) -> Coefficients:
 
 def scores(logits_TE: Tensor, function: str) -> Tensor:
     """fp32 probabilities of all experts, [T, E]: softmax, or sigmoid divided by its sum (DeepSeek-V3, eq. 20)."""
-    if function == "softmax":
-        return logits_TE.softmax(-1, dtype=torch.float32)
-    values = logits_TE.float().sigmoid()
-    return values / (values.sum(-1, keepdim=True) + 1e-20)
+    values = raw_scores(logits_TE, function)
+    return values if function == "softmax" else values / (values.sum(-1, keepdim=True) + 1e-20)
 
 
 def balancing_sum(scores_TE: Tensor, chosen_TE: Tensor, group_T: Tensor, groups: int, reduce: Reduce) -> Tensor:

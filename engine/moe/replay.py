@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from engine.errors import UserError
+from engine.moe.mixture import Mixture
 
 NAME = re.compile(r"experts\.(\d+)")
 
@@ -20,9 +20,9 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def check(decisions: dict[str, Tensor], path: Path, rows: tuple[int, int], model: Any) -> dict[str, Tensor]:
+def check(decisions: dict[str, Tensor], path: Path, rows: tuple[int, int], mixture: Mixture) -> dict[str, Tensor]:
     """The decisions as int64. UserError unless every token has k different experts of the model."""
-    for problem in _problems(decisions, (*rows, model.num_experts_per_tok), model.num_experts):
+    for problem in _problems(decisions, (*rows, mixture.topk), mixture.experts):
         raise UserError(f"{path}: {problem}")
     return {name: chosen.long() for name, chosen in decisions.items()}
 

@@ -22,12 +22,12 @@ HIDDEN, WIDTH, SHARED_WIDTH, TOKENS = 16, 10, 14, 24
 class Plan:
     """A layer and where it runs."""
 
-    mixture: dict[str, Any]  # of `engine.backends.megatron.experts.Mixture`
+    mixture: dict[str, Any]  # of `engine.moe.mixture.Mixture`
     layout: dict[str, Any] = field(default_factory=dict)
     moe: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> schema.Run:
-        model = SimpleNamespace(num_experts=self.mixture["experts"], num_experts_per_tok=self.mixture["topk"])
+        model = SimpleNamespace(mixture=lambda: SimpleNamespace(aux_loss=0.0, **self.mixture))
         run = schema.Run(family="qwen3", model=model, job=schema.TrainJob())
         run.precision.name = "fp32"
         run.parallelism = dataclasses.replace(schema.Parallelism(name="test", strategy="zero1"), **self.layout)
@@ -90,9 +90,10 @@ def _run_layer(plan: Plan, run: schema.Run, hardware: Any, losses: Coefficients)
 
     from engine.backends.megatron.attention import Documents
     from engine.backends.megatron.config import transformer_config
-    from engine.backends.megatron.experts import Mixture, mixture_config, mixture_spec
+    from engine.backends.megatron.experts import mixture_config, mixture_spec
     from engine.backends.megatron.router import Objective
     from engine.backends.megatron.spec import SpecProvider
+    from engine.moe.mixture import Mixture
 
     mixture = Mixture(ffn_hidden_size=WIDTH, layers=(True,), **plan.mixture)
     config = transformer_config(

@@ -86,11 +86,11 @@ class Values:
 
 def first_values(model: Qwen3Config = MODEL) -> Values:
     """Random weights with norms that bite."""
-    from zoo.qwen3.weights import published
+    from zoo.qwen3.weights import weight_map
 
     generator = torch.Generator().manual_seed(7)
     tensors = {}
-    for name, shape in published(model).items():
+    for name, shape in weight_map(model).published.items():
         tensor = torch.randn(shape, generator=generator)
         tensors["param", name] = 0.1 * tensor if len(shape) > 1 else 1 + 0.3 * tensor
     return Values(tensors)

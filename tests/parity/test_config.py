@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from engine.checkpoint.headers import read_folder
+from engine.cli import prepare
+from engine.errors import UserError
 from engine.family import Family, load_dotted, load_family
 from engine.schema import MODEL_ONLY_KEYS
 from tests import harness
@@ -37,3 +40,17 @@ def test_published_tensors_are_the_references(case: harness.Case, quick: bool, t
     weight_map = load_dotted(case.card.weights)(load_dotted(case.card.config)(**case.published))
     saved = {n: info.shape for n, info in read_folder(harness.weights_directory(case, tmp_path)).items()}
     assert weight_map.published == saved
+
+
+REFUSED = [
+    (name, layout, said)
+    for name in sorted({c.family for c, _ in harness.discover()})
+    for layout, said in harness.refused(name).items()
+]
+
+
+@pytest.mark.parametrize(("family", "layout", "said"), REFUSED)
+def test_layouts_that_an_architecture_does_not_allow(family: str, layout: str, said: str) -> None:
+    backend, _, overrides = harness.LAYOUTS[layout]
+    with pytest.raises(UserError, match=re.escape(said)):
+        prepare(family, ["hardware=cpu", "launcher=print", f"backend={backend}", *overrides])

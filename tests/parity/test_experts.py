@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import harness
 from tests.ranks import Ranks
 
-CASE = next(case for case in harness.quick_cases() if case.experts)
+CASE = next(case for case in harness.spine_cases() if case.experts)
 LAYOUTS = [
     "megatron-ep2_tp2",
     "native-ddp2",

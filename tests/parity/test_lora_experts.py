@@ -43,7 +43,9 @@ __all__ = ["root"]
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
 
 EXPERTS = [case for case in CASES if case.experts]
-NO_DENSE = next(c for c, _ in harness.discover() if c.experts and "mlp_only_layers" not in c.published)
+NO_DENSE = next(
+    c for c, _ in harness.discover() if c.family == harness.SPINE and c.experts and "mlp_only_layers" not in c.published
+)
 R, ALPHA = 2, 5
 SCALE = ALPHA / R
 MODULES, MATRICES = ["k_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]

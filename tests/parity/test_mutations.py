@@ -13,7 +13,7 @@ from tests.ranks import Ranks
 MUTATIONS = ("transform", "gradient", "mask")
 FAULTS = [
     pytest.param(case, mutation, id=f"{case}-{mutation}")
-    for case in harness.quick_cases()
+    for case in harness.spine_cases()
     for mutation in (*MUTATIONS, *(("experts", "weights") if case.experts else ()))
 ]
 

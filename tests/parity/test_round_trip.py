@@ -17,12 +17,24 @@ from tests.ranks import Ranks
 
 THROUGH = ("megatron-tp2_pp2", "native-fsdp2")
 THROUGH_EXPERTS = ("megatron-ep2_etp2", "native-fsdp2", "megatron-ep2_pp2")
+
+
+def through(case: harness.Case) -> tuple[str, ...]:
+    """The layouts on the way; a family besides the spine goes through one of each backend, if it allows it."""
+    if case.family == harness.SPINE:
+        return THROUGH_EXPERTS if case.experts else THROUGH
+    order = ("megatron-ep2_tp2", "megatron-tp2_sp", "megatron-ep2", "megatron-pp2", "megatron-single")
+    return (next(layout for layout in order if harness.possible(case, layout)), "native-fsdp2")
+
+
+def is_quick(case: harness.Case, quick: bool, layout: str) -> bool:
+    return quick and case.family == harness.SPINE and layout.startswith("megatron")
+
+
 CASES = [
-    pytest.param(
-        case, layout, id=f"{case}-{layout}", marks=() if quick and layout.startswith("megatron") else pytest.mark.slow
-    )
+    pytest.param(case, layout, id=f"{case}-{layout}", marks=() if is_quick(case, quick, layout) else pytest.mark.slow)
     for case, quick in harness.discover()
-    for layout in (THROUGH_EXPERTS if case.experts else THROUGH)
+    for layout in through(case)
 ]
 
 
@@ -70,7 +82,7 @@ def test_every_byte_survives(ranks: Ranks, case: harness.Case, layout: str, tmp_
 
 def test_mixed_dtypes_and_a_stored_tied_head(ranks: Ranks, tmp_path: Path) -> None:
     """A bf16 checkpoint with fp32 norms, whose tied head is stored although it need not be."""
-    case = next(case for case, quick in harness.discover() if quick)
+    case = harness.spine_cases()[0]
     source = harness.weights_directory(case, tmp_path)
     tensors = load_file(source / "model.safetensors")
     mixed = {n: t if t.dim() == 1 else t.to(torch.bfloat16) for n, t in tensors.items()}

@@ -13,8 +13,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from zoo.qwen3.config import Qwen3Config
-from zoo.qwen3.weights import published
+from zoo.qwen3.weights import weight_map
 
+from engine.architecture import find_weights
 from engine.backends.base import Slice
 from engine.checkpoint import hf as hf_module
 from engine.checkpoint.agree import Alone
@@ -52,7 +53,7 @@ def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 def shard(source: HFSource, config: Qwen3Config, folder: Path, run: Run, world: int = 3) -> Path:
     """What a backend in fp32 does: every rank yields random parts of the parameters in its own dtype."""
     dice, shares = random.Random(1), [[] for _ in range(world)]  # type: list[list[Slice]]
-    for name, shape in published(config).items():
+    for name, shape in weight_map(config).published.items():
         whole = source.read("param", name, shape, (0,) * len(shape), shape).float()
         for offset, extent in tiles(dice, shape):
             shares[dice.randrange(world)].append(Slice("param", name, shape, offset, cut(whole, offset, extent)))
@@ -160,6 +161,30 @@ def test_an_existing_folder_is_replaced_only_if_asked(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"mine", "step_00000005"}
 
 
+@pytest.mark.parametrize("before", [1, 2])
+def test_an_export_that_is_killed_between_its_renames_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    checkpoint, _ = fresh(tmp_path)
+    run, calls, rename = tmp_path / "run", [], Path.rename
+    export_hf(checkpoint, run / "hf", replace=True)
+    weights = stored(run / "hf")
+
+    def killed(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) >= before:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_hf(checkpoint, run / "hf", replace=True)
+    monkeypatch.undo()
+    assert stored(find_weights(str(run))) == weights
+    export_hf(checkpoint, run / "hf", replace=True)
+    assert [path.name for path in run.iterdir()] == ["hf"] and stored(run / "hf") == weights
+
+
 def test_a_checkpoint_never_replaces_something_else(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "notes.txt").write_text("x")
@@ -203,5 +228,5 @@ def test_card_of_a_resumed_run_is_the_checkpoint_s(tmp_path: Path) -> None:
     source = open_weights(folder, FAMILY, config)
     checkpoint = shard(source, config, tmp_path / "step_00000001", run_of(config, folder))  # type: ignore[arg-type]
     again = make_card(run_of(tiny()), FAMILY, resumed=checkpoint)
-    assert again.stored == first.stored == dict.fromkeys(published(config), "BF16")
+    assert again.stored == first.stored == dict.fromkeys(weight_map(config).published, "BF16")
     assert again.texts == first.texts

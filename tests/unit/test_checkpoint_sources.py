@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zoo.qwen3.config import Qwen3Config
-from zoo.qwen3.weights import published
+from zoo.qwen3.weights import weight_map
 
 from engine.checkpoint.agree import Alone
 from engine.checkpoint.card import Card
@@ -29,7 +29,7 @@ def tiny(**changes: Any) -> Qwen3Config:
 
 def random_weights(config: Qwen3Config, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return {n: torch.randn(s, generator=generator).to(dtype) for n, s in published(config).items()}
+    return {n: torch.randn(s, generator=generator).to(dtype) for n, s in weight_map(config).published.items()}
 
 
 def test_init_depends_on_seed_and_name_only() -> None:

@@ -23,7 +23,7 @@ from engine.moe.replay import check
         (["model=tiny_moe", "parallelism=ep2_tp2", "parallelism.etp=2", "parallelism.dp=1"], "must divide the 2 ranks"),
         (
             ["model=tiny_moe", "parallelism=tp2_sp", "parallelism.etp=3", "parallelism.dp=3"],
-            "does not divide model.moe_",
+            "does not divide the width of an expert, 256",
         ),
         (["model=tiny_moe", "parallelism=tp2"], "with experts needs parallelism.sp=true"),
         (["model=tiny_moe", "backend=native", "parallelism.etp=2"], "parallelism.etp=2: with backend=native"),
@@ -110,7 +110,7 @@ def test_metrics_of_a_step() -> None:
 def test_decisions_that_cannot_be(chosen: torch.Tensor, line: str, tmp_path) -> None:
     model = prepare("qwen3", ["model=tiny_moe", "hardware=cpu", "launcher=print"]).model
     with pytest.raises(UserError) as caught:
-        check({"experts.0": chosen}, tmp_path / "batch.safetensors", (2, 3), model)
+        check({"experts.0": chosen}, tmp_path / "batch.safetensors", (2, 3), model.mixture())
     assert line in str(caught.value)
 
 

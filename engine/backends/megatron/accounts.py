@@ -14,6 +14,7 @@ from engine.backends.megatron.experts import routers
 from engine.backends.megatron.router import Router
 from engine.data.batch import Batch, sample_rows
 from engine.moe.balance import Coefficients, published_aux_loss, step_losses
+from engine.moe.bias import update
 from engine.moe.load import summary
 from engine.schema import Run
 
@@ -23,12 +24,14 @@ class Accounts:
 
     def __init__(self, run: Run, chunks: Sequence[Any], device: torch.device, mode: str) -> None:
         self._routers, self._device, self._run = routers(chunks), device, run
-        self._experts = run.model.num_experts
+        self._experts, self._topk = run.model.mixture().experts, run.model.mixture().topk
         self._places = {layer: place for place, layer in enumerate(expert_layers(chunks[0].config))}
         self._tokens = 1.0
         self._steps = 0
         # The reference's own loss has the balancing loss only where it is asked to give the router's logits.
-        self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
+        self.pooled = (
+            mode == "forward" and getattr(run.model, "output_router_logits", False) and published_aux_loss(run) > 0
+        )
         self._losses = step_losses(run)
         if mode == "forward":
             self._losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
@@ -46,10 +49,14 @@ class Accounts:
             router.objective.scale = max(supervised, 1.0) / max(self._tokens, 1.0)
             router.objective.load_E = None
 
-    def end(self) -> dict[str, Any]:
-        """After a step: its metrics. Collective."""
+    def end(self, updated: bool) -> dict[str, Any]:
+        """After a step: its metrics. Moves correction biases if weights were updated. Collective."""
         counts, _, sums = self._gathered()
-        tokens = float(counts.sum()) / (self._run.model.num_experts_per_tok * max(1, len(self._places)))
+        rate = self._run.moe.bias_update_rate
+        for router in self._routers if updated and rate else ():
+            if router.expert_bias is not None and router.weight.requires_grad:
+                update(router.expert_bias, counts[self._places[router.layer_number - 1]], rate)
+        tokens = float(counts.sum()) / (self._topk * max(1, len(self._places)))
         self._steps += 1
         whole = self._steps % self._run.logger.interval == 0
         return summary(counts.cpu(), sums.cpu(), tokens, self._losses, whole)
@@ -69,7 +76,7 @@ class Accounts:
             router.objective.counting = False
         counts, mass, _ = self._gathered()
         assignments = counts.sum()
-        rows = assignments / self._run.model.num_experts_per_tok  # tokens, once for each layer
+        rows = assignments / self._topk  # tokens, once for each layer
         load, share = counts.sum(0) / rows, mass.sum(0) / rows
         for router in self._routers:
             router.objective.load_E = load.float()

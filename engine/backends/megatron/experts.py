@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,44 +15,20 @@ from engine.backends.megatron.grouped import GroupedExperts
 from engine.backends.megatron.router import Objective, Router
 from engine.backends.megatron.spec import SpecProvider, layer_spec
 from engine.moe.balance import step_losses
+from engine.moe.mixture import Mixture
 from engine.schema import Run
 from hardware.base import Hardware
 from hardware.kernels.grouped import one_by_one
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """A family's experts."""
-
-    experts: int
-    topk: int  # experts of each token
-    ffn_hidden_size: int  # of one expert
-    layers: tuple[bool, ...]  # which layers of the model have experts
-    score_function: str = "softmax"  # softmax | sigmoid
-    normalised: bool = True  # the weights of a token's experts sum to 1
-    scaling_factor: float | None = None  # on the weights
-    groups: int | None = None  # experts are chosen from the best groups only ...
-    group_topk: int | None = None  # ... of which there are so many
-    bias: bool = False  # a correction bias on the choice, not on the weights
-    shared_ffn_hidden_size: int | None = None  # of the expert that all tokens go through
-    shared_gate: bool = False
-
-
 def mixture_config(run: Run, hardware: Hardware, mixture: Mixture) -> dict[str, Any]:
-    """What TransformerConfig needs to know, under its own names. megatron-core's own losses stay off."""
+    """What TransformerConfig needs to know, under its own names. How to choose, and losses, are the router's own."""
     layout, moe = run.parallelism, run.moe
     return {
         "num_moe_experts": mixture.experts,
         "moe_router_topk": mixture.topk,
         "moe_ffn_hidden_size": mixture.ffn_hidden_size,
         "moe_layer_freq": [int(has) for has in mixture.layers],
-        "moe_router_score_function": mixture.score_function,
-        "moe_router_pre_softmax": mixture.score_function == "softmax" and not mixture.normalised,
-        "moe_router_topk_scaling_factor": mixture.scaling_factor,
-        "moe_router_num_groups": mixture.groups,
-        "moe_router_group_topk": mixture.group_topk,
-        "moe_router_enable_expert_bias": mixture.bias,
-        "moe_router_bias_update_rate": moe.bias_update_rate,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -91,7 +66,7 @@ def mixture_spec(run: Run, hardware: Hardware, provider: SpecProvider, mixture: 
     parts: MoESubmodules = get_moe_module_spec_for_backend(provider, mixture.experts).keywords["submodules"]
     if grouped(run, hardware):
         parts.experts = partial(GroupedExperts, matmul=hardware.grouped_matmul() or one_by_one)
-    parts.router = partial(Router, objective=objective)
+    parts.router = partial(Router, mixture=mixture, objective=objective)
     return partial(MoELayer, submodules=parts)
 
 

@@ -23,7 +23,7 @@ def start(run: Run) -> None:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp if hasattr(run.model, "num_experts") else layout.tp,
+        expert_tensor_parallel_size=layout.etp if run.model.mixture() else layout.tp,
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(run.seed)

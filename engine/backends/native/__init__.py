@@ -13,7 +13,7 @@ from engine.backends.native.backend import NativeBackend
 from engine.backends.native.balancing import Balancing
 from engine.backends.native.fuse import fuse_layers, fuse_loss
 from engine.backends.native.loss import loss_sum
-from engine.backends.native.model import fill_buffers, layers, meta_model, recompute
+from engine.backends.native.model import fill_buffers, layers, make_buffers, meta_model, recompute
 from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
 from engine.backends.sources import source_names
@@ -64,7 +64,9 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     if adapters := trained_adapters(run, mode):
         lora.attach(model, weight_map, adapters)
         weight_map = with_adapters(weight_map, adapters)
-    if not covers(((lora.published_name(n), p) for n, p in model.named_parameters()), weight_map):
+    buffers = make_buffers(model, weight_map, device, rank)
+    held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
+    if not covers([*held, *((shard.name, shard.local) for shard in buffers)], weight_map):
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
     fill_buffers(model, device)
     loss_head = None
@@ -97,9 +99,10 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,
         loss_head=loss_head,
         sources=source_names(run) if mode == "train" else (),
+        buffers=buffers,
         kernels={name: str(choice) for name, choice in chosen.items()},
     )
-    if hasattr(run.model, "num_experts"):
+    if run.model.mixture():
         backend.balancing = Balancing(model, run, device, mode)
     return backend
 

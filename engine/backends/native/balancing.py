@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from engine.data.batch import Batch, sample_rows
 from engine.moe.balance import Coefficients, balancing_sum, published_aux_loss, scores, step_losses, z_sum
+from engine.moe.bias import is_trained, saved_buffers, update
 from engine.moe.load import summary
+from engine.moe.route import weigh
 from engine.schema import Run
 
 
@@ -22,20 +24,23 @@ class Balancing:
 
     def __init__(self, model: nn.Module, run: Run, device: torch.device, mode: str) -> None:
         self._run, self._device = run, device
-        self._experts, self._topk = run.model.num_experts, run.model.num_experts_per_tok
-        recorder = model._can_record_outputs["router_logits"]  # how transformers finds them itself
-        gates = {n: module for n, module in model.named_modules() if isinstance(module, recorder.target_class)}
-        for name, gate in gates.items():
+        self._mixture = run.model.mixture()
+        self._experts, self._topk = self._mixture.experts, self._mixture.topk
+        gates = [(name, gate) for name, gate in model.named_modules() if is_router(gate)]
+        for name, gate in gates:
             layer = int(re.findall(r"layers\.(\d+)\.", name)[0])
-            gate.register_forward_hook(partial(self._hear, layer, recorder.index))
+            gate.register_forward_hook(partial(self._hear, layer))
         self._layers = len(gates)
-        self.pooled = mode == "forward" and run.model.output_router_logits and published_aux_loss(run) > 0
+        self._biases = [bias_of(model, name) for name, _ in gates] if self._mixture.bias else []
+        self.pooled = (
+            mode == "forward" and getattr(run.model, "output_router_logits", False) and published_aux_loss(run) > 0
+        )
         self._losses = step_losses(run)
         if mode == "forward":
             self._losses = Coefficients(aux=published_aux_loss(run) if self.pooled else 0.0)
-        self._heard: Optional[list[Tensor]] = None
+        self._heard: Optional[list[tuple[Tensor, Tensor]]] = None
         self._choices: dict[int, Tensor] = {}
-        self._spoken: list[Tensor] = []
+        self._spoken: list[tuple[Tensor, Tensor]] = []  # logits and choices of each router
         self.recorded: Optional[list[dict[int, Tensor]]] = None  # the choices of micro-batches, once there is a list
         self._load_E: Optional[Tensor] = None
         self._scale, self._steps = 0.0, 0
@@ -45,22 +50,17 @@ class Balancing:
         """Let go of the last micro-batch, whose graph holds the model that holds this."""
         self._spoken, self._heard, self._choices = [], None, {}
 
-    def _hear(self, layer: int, index: int, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def _hear(self, layer: int, _module: nn.Module, _inputs: Any, output: Any) -> Any:
         """A router has spoken: (logits, weights, choices). Given choices take the place of its own."""
+        logits, weights, choices = output
         if (given := self._batch.experts.get(layer)) is not None:
-            output = self._replayed(output, index, given.flatten(0, 1))
+            given = given.flatten(0, 1)
+            choices = given.where(given >= 0, choices)
+            weights = weigh(logits, choices, self._mixture).to(weights.dtype)
         if self._heard is not None:  # not when activations are recomputed
-            self._heard.append(output[index].view(-1, self._experts))
-            self._choices[layer] = output[-1].detach()
-        return output
-
-    def _replayed(self, output: Any, index: int, given_Tk: Tensor) -> Any:
-        logits, weights, choices = output[index], output[-2], output[-1]
-        chosen_Tk = given_Tk.where(given_Tk >= 0, choices)
-        values = scores(logits, "softmax").gather(1, chosen_Tk)
-        if self._run.model.norm_topk_prob:
-            values = values / values.sum(-1, keepdim=True)
-        return (*output[:-2], values.to(weights.dtype), chosen_Tk)
+            self._heard.append((logits.view(-1, self._experts), choices.detach()))
+            self._choices[layer] = choices.detach()
+        return logits, weights, choices
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """Before a step: how many supervised tokens there are for each real one. Collective."""
@@ -88,16 +88,15 @@ class Balancing:
         row_T = sample_rows(batch).to(self._device).repeat_interleave(length)
         weights = (self._losses.aux / self._layers, self._losses.sequence, self._losses.z)
         total = torch.zeros((), device=self._device)
-        for layer, logits_TE in enumerate(self._spoken):
-            terms = self._terms(self._table[layer], logits_TE, row_T, rows)
+        for layer, (logits_TE, chosen_Tk) in enumerate(self._spoken):
+            terms = self._terms(self._table[layer], logits_TE, chosen_Tk, row_T, rows)
             total = total + sum(weight * term for weight, term in zip(weights, terms, strict=True))
         return self._scale * total
 
-    def _terms(self, table: Tensor, logits_TE: Tensor, row_T: Tensor, rows: int) -> list[Tensor]:
+    def _terms(self, table: Tensor, logits_TE: Tensor, chosen_Tk: Tensor, row_T: Tensor, rows: int) -> list[Tensor]:
         """The three losses' sums of a layer; what happened is added to its row of the table."""
-        values_TE, real_T1 = scores(logits_TE, "softmax"), (row_T >= 0).unsqueeze(1)
-        chosen = torch.zeros_like(values_TE, dtype=torch.bool)
-        chosen.scatter_(1, values_TE.topk(self._topk, dim=-1).indices, True)
+        values_TE, real_T1 = scores(logits_TE, self._mixture.score_function), (row_T >= 0).unsqueeze(1)
+        chosen = torch.zeros_like(values_TE, dtype=torch.bool).scatter(1, chosen_Tk, True)
         mass_E = (values_TE * real_T1).sum(0)
         if self._load_E is not None:
             aux = self._experts * (self._load_E * mass_E).sum()
@@ -114,8 +113,12 @@ class Balancing:
         return terms
 
     def end(self) -> dict[str, Any]:
-        """After a step: its metrics. Collective."""
+        """After an update: the step's metrics. Moves correction biases. Collective."""
         self._sum(self._table)
+        rate = self._run.moe.bias_update_rate
+        for (bias_E, trained), row in zip(self._biases, self._table, strict=False):
+            if trained and rate:
+                update(bias_E, row[: self._experts], rate)
         counts, sums = self._table[:, : self._experts].cpu(), self._table[:, -3:].cpu()
         self._steps += 1
         tokens = float(counts.sum()) / (self._topk * self._layers)
@@ -137,6 +140,19 @@ class Balancing:
     def _sum(self, x: Tensor) -> None:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(x)
+
+
+def is_router(module: nn.Module) -> bool:
+    """transformers calls them so: they give (logits, weights, choices)."""
+    return type(module).__name__.lower().endswith("topkrouter")
+
+
+def bias_of(model: nn.Module, router: str) -> tuple[Tensor, bool]:
+    """A router's correction bias, its own or that of the block around it, and whether it is trained."""
+    for place in (router, router.rpartition(".")[0]):
+        for name, buffer in saved_buffers(model.get_submodule(place)):
+            return buffer, is_trained(model, f"{place}.{name}")
+    raise RuntimeError(f"{router} has no correction bias; the family's mixture says that it has one")
 
 
 def _alone(x: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""What families of decoder-only language models share. Free of torch."""
