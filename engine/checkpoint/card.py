@@ -42,6 +42,7 @@ class Card:
     aliases: dict[str, str] = field(default_factory=dict)  # published names that only repeat another tensor
     texts: dict[str, str] = field(default_factory=dict)  # config.json and generation_config.json, verbatim
     tokenizer: Path | None = None  # folder that holds the tokenizer's files, possibly among others
+    buffers: frozenset[str] = frozenset()  # published names that keep their dtype whatever an export asks for
     files: dict[str, bytes] = field(init=False, repr=False, default_factory=dict)  # of the tokenizer
 
     def __post_init__(self) -> None:
@@ -69,7 +70,12 @@ def read_card(folder: Path) -> Card:
     index = load_index(folder)
     tokenizer = folder / TOKENIZER
     return Card(
-        index.family, index.stored, index.aliases, read_texts(folder), tokenizer if tokenizer.is_dir() else None
+        family=index.family,
+        stored=index.stored,
+        aliases=index.aliases,
+        buffers=index.buffers,
+        texts=read_texts(folder),
+        tokenizer=tokenizer if tokenizer.is_dir() else None,
     )
 
 

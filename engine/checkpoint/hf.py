@@ -63,8 +63,9 @@ def export_hf(
     """Write a checkpoint's parameters, config, generation config and tokenizer as a Hugging Face directory. Collective.
 
     Names and dtypes are those that the checkpoint's card records (so an original comes back bit for bit), unless
-    `dtype` (F32, BF16, F16) asks for another one. Shards are dealt out over the ranks. The folder appears under its
-    name when it is complete. UserError if it is there already and `replace` is false, or if the disk is full.
+    `dtype` (F32, BF16, F16) asks for another one, which buffers are not given. Shards are dealt out over the ranks.
+    The folder appears under its name when it is complete. UserError if it is there already and `replace` is false, or
+    if the disk is full.
     """
     card = read_card(checkpoint)
     if CONFIG not in card.texts:
@@ -117,7 +118,8 @@ def plan(source: Source, card: Card, dtype: str | None) -> list[Planned]:
         found = next((c for c in candidates if c in shapes), None)
         if found is None:
             raise UserError(f"{source.folder}: holds no param '{name}'")
-        planned.append(Planned(name, found, shapes[found], dtype if dtype and DTYPES[own].is_floating_point else own))
+        rounded = dtype and DTYPES[own].is_floating_point and name not in card.buffers
+        planned.append(Planned(name, found, shapes[found], dtype if rounded else own))
     return planned
 
 

@@ -43,15 +43,13 @@ def make_card(
         published = to_published(family, run.model)
         if published.get("eos_token_id") is None and eos_id is not None:
             published["eos_token_id"] = eos_id
-        card = Card(
-            family.name, dict.fromkeys(weight_map.published, dtype), texts={CONFIG: config_text(published, dtype)}
-        )
+        stored = {name: "F32" if name in weight_map.buffers else dtype for name in weight_map.published}
+        card = Card(family.name, stored, texts={CONFIG: config_text(published, dtype)})
     texts = dict(card.texts)
     texts.setdefault(CONFIG, config_text(to_published(family, run.model), DTYPE_OF[run.precision.name]))
     texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
-    return replace(
-        card, family=family.name, aliases=weight_map.aliases, texts=texts, tokenizer=tokenizer or card.tokenizer
-    )
+    names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers}
+    return replace(card, family=family.name, **names, texts=texts, tokenizer=tokenizer or card.tokenizer)
 
 
 def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:

@@ -57,6 +57,14 @@ class WeightMap:
         str, str
     ]  # optional published names that only repeat another tensor: {"lm_head.weight": "model.embed_tokens.weight"}
     native: tuple[Rule, ...] = ()  # parameters that the reference holds in another form than it publishes them
+    # Published tensors that no gradient moves, such as a router's correction bias: fp32 in every model and checkpoint
+    # whatever the precision, without optimizer state, and whole on every tensor-parallel rank.
+    buffers: frozenset[str] = frozenset()
+
+    @property
+    def parameters(self) -> dict[str, Shape]:
+        """The published tensors that are learnt by gradients."""
+        return {name: shape for name, shape in self.published.items() if name not in self.buffers}
 
     def blocks(self, megatron: str, local_shape: Shape, tp_rank: int = 0, tp_size: int = 1) -> list[Block]:
         """The blocks of the parameter `megatron` (global layer index in its name) on one tensor-parallel rank.
@@ -83,11 +91,25 @@ class WeightMap:
         _, runs = self._runs(self.native, name, 1)
         return list(self._rows(runs, shape, first))
 
+    def is_buffer(self, name: str) -> bool:
+        """Whether one of the reference's tensors is published as a buffer."""
+        try:
+            return self._runs(self.native, name, 1)[1][0][0] in self.buffers
+        except KeyError:
+            return name in self.buffers
+
     def native_shape(self, name: str) -> Shape:
         """A parameter of the reference as the matrix that `native_blocks` speaks of. KeyError if no rule knows it."""
         if name in self.published:
             return self.published[name]
-        _, runs = self._runs(self.native, name, 1)
+        return self._gathered(self.native, name, 1)
+
+    def megatron_shape(self, name: str, tp_size: int = 1) -> Shape:
+        """A Megatron parameter gathered over the tensor-parallel ranks. KeyError if no rule knows it."""
+        return self._gathered(self.rules, name, tp_size)
+
+    def _gathered(self, rules: tuple[Rule, ...], name: str, tp_size: int) -> Shape:
+        _, runs = self._runs(rules, name, tp_size)
         return (sum(count for _, _, count in runs), *self.published[runs[0][0]][1:])
 
     def _runs(self, rules: tuple[Rule, ...], name: str, tp_size: int) -> tuple[Rule, list[Rows]]:

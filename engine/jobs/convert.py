@@ -88,7 +88,8 @@ def _check_lossless(context: Context, source: TensorSource, card: Card) -> None:
         left = [n for n in source.shapes if n not in card.stored and not n.endswith("rotary_emb.inv_freq")]
         if left:
             raise UserError(f"{source.folder}: {run.family} has no place for {', '.join(by_layer(left))}")
-    lost = sorted(set(card.stored.values()) - EXACT[run.precision.name])
+    # Buffers are fp32 in any precision.
+    lost = sorted({dtype for n, dtype in card.stored.items() if n not in card.buffers} - EXACT[run.precision.name])
     if lost:
         raise UserError(
             f"{run.model.weights}: holds {', '.join(lost)} tensors, which precision={run.precision.name} would round; "

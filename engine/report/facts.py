@@ -160,7 +160,7 @@ def parameters(facts: Facts) -> int | None:
     try:
         family = load_family(facts.family).of(facts.value("model.model_type"))
         model = load_dotted(family.config)(**facts.config["model"])
-        return sum(math.prod(shape) for shape in load_dotted(family.weights)(model).published.values())
+        return sum(math.prod(shape) for shape in load_dotted(family.weights)(model).parameters.values())
     except Exception:  # a report of an old or damaged folder is better than none
         return None
 

@@ -47,7 +47,7 @@ class MegatronBackend:
         self.published = weight_map.published
         self._sources = source_names(run)
         self.kernels: dict[str, str] = {}  # the plugin's own, not chosen among
-        self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
+        self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         if mode == "train":
             self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
             self._optimizer = AdamW(run, self._model)
@@ -88,7 +88,7 @@ class MegatronBackend:
         norm = self._optimizer.step(lr, update)
         if not math.isfinite(norm):
             return StepResult(loss_sum, num_tokens, norm, (), *self._bad_gradients())
-        metrics = self._accounts.end() if self._accounts else {}
+        metrics = self._accounts.end(update) if self._accounts else {}
         metrics |= self._source_metrics(batches, results)
         return StepResult(loss_sum, num_tokens, norm, updated=update, metrics=metrics)
 
@@ -166,7 +166,7 @@ class MegatronBackend:
 
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         for entry in self._entries:
-            if not entry.copies and entry.parameter.requires_grad:
+            if not entry.copies and entry.trained:
                 for kind in kinds:
                     held = self._held(kind, entry)
                     if held is not None:
@@ -175,6 +175,8 @@ class MegatronBackend:
     def _held(self, kind: str, entry: Entry) -> tuple[Tensor, int] | None:
         """The elements that this rank answers for, flat, and where they start in the parameter."""
         whole = entry.owner == entry.group.rank()
+        if entry.buffer:
+            return (entry.parameter.detach().view(-1), 0) if whole and kind == "param" else None
         if kind == "grad":
             return (entry.parameter.main_grad.view(-1), 0) if whole else None
         if self._optimizer is None:
@@ -204,6 +206,8 @@ class MegatronBackend:
             self._optimizer.main_to_model()
 
     def _fill(self, kind: str, entry: Entry, source: TensorSource) -> None:
+        if entry.buffer and kind != "param":
+            return
         if self._optimizer is None or (kind == "param" and not entry.parameter.requires_grad):
             fill(kind, entry, entry.parameter.detach().view(-1), 0, source)
         elif entry.parameter.requires_grad and (share := self._optimizer.share(entry.parameter)) is not None:

@@ -1,4 +1,4 @@
-"""The router: megatron-core's, with this project's losses, capacity and accounting.
+"""The router: megatron-core's, with this project's choice of experts, losses, capacity and accounting.
 
 Everything counts real tokens only, over all ranks that share a micro-batch, so that no layout changes a number.
 """
@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, topk_routing_with_score_function
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from engine.backends.megatron.attention import Documents
+from engine.backends.megatron.context_parallel import in_order, share
 from engine.moe.balance import Coefficients, balancing_sum, scores, z_sum
 from engine.moe.capacity import capacity, keep
+from engine.moe.mixture import Mixture
+from engine.moe.route import choose, weigh
 
 
 @dataclass
@@ -33,9 +36,12 @@ class Objective:
 class Router(TopKRouter):
     """Chooses the experts of each token."""
 
-    def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mixture: Mixture, objective: Objective, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.objective = objective
+        self.mixture, self.objective = mixture, objective
+        # megatron-core's own would move before it is known whether the step is taken, and counts padding.
+        del self.expert_bias
+        self.register_buffer("expert_bias", torch.zeros(mixture.experts) if mixture.bias else None)
         self.documents: Documents | None = None  # of the tokens to come, see `MoETransformerLayer`
         self.replay: Replay = Replay()
         self.reset()
@@ -48,25 +54,18 @@ class Router(TopKRouter):
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights [t, E] and choices (bool [t, E]) for logits [t, 1, E] of this rank's tokens."""
-        config, objective = self.config, self.objective
-        logits_TE = logits.view(-1, config.num_moe_experts)
+        objective = self.objective
+        logits_TE = logits.view(-1, self.mixture.experts)
         row_T = self._rows(logits_TE)
         learning = self.training and torch.is_grad_enabled()
-        replay = self.replay.at(self.documents, self.layer_number, self._share, self.training)
-        probs, chosen = topk_routing_with_score_function(
-            logits_TE,
-            self.topk,
-            use_pre_softmax=config.moe_router_pre_softmax,
-            num_groups=config.moe_router_num_groups,
-            group_topk=config.moe_router_group_topk,
-            scaling_factor=config.moe_router_topk_scaling_factor,
-            score_function=self.score_function,
-            expert_bias=self.expert_bias,
-            **{"router_replay": replay} if replay is not None else {},  # older versions of megatron-core have none
-        )
+        self.replay.at(self.documents, self.layer_number, self._share, self.training)
+        chosen_Tk = self.replay.decide(choose(logits_TE, self.expert_bias, self.mixture))
+        weights_Tk = weigh(logits_TE, chosen_Tk, self.mixture).type_as(logits_TE)
+        probs = torch.zeros_like(logits_TE).scatter(1, chosen_Tk, weights_Tk)
+        chosen = torch.zeros_like(logits_TE, dtype=torch.bool).scatter(1, chosen_Tk, True)
         if learning or objective.counting:
             probs = self._account(logits_TE, probs, chosen, row_T, learning)
-        if config.moe_expert_capacity_factor is not None:
+        if self.config.moe_expert_capacity_factor is not None:
             kept = self._kept(probs, chosen, row_T)
             probs, chosen = probs * kept, kept
         return probs, chosen
@@ -87,11 +86,9 @@ class Router(TopKRouter):
         with torch.no_grad():
             real = chosen & (row_T >= 0).unsqueeze(1)
             self.counts_E = self.counts_E + real.sum(0).double()
-            if self.enable_expert_bias and learning:
-                self.local_tokens_per_expert += real.sum(0)
         terms = [torch.zeros((), device=probs.device)] * 3
         if losses.aux or losses.sequence:
-            values_TE = scores(logits_TE, self.score_function)
+            values_TE = scores(logits_TE, self.mixture.score_function)
             self.mass_E = self.mass_E + (values_TE.detach() * (row_T >= 0).unsqueeze(1)).sum(0).double()
         if losses.aux:
             terms[0] = self._aux(values_TE, chosen, row_T)
@@ -121,18 +118,21 @@ class Router(TopKRouter):
 
     @torch.no_grad()
     def _kept(self, probs: Tensor, chosen: Tensor, row_T: Tensor) -> Tensor:
-        """The assignments that fit, decided over all ranks that share the micro-batch; padding takes no room."""
+        """The assignments that fit, decided over all tokens of the micro-batch in order; padding takes no room."""
         real = chosen & (row_T >= 0).unsqueeze(1)
         known = torch.cat([probs.detach().float(), real.float(), (row_T >= 0).float().unsqueeze(1)], dim=1)
-        size, rank = self.tp_cp_group.size(), self.tp_cp_group.rank()
+        size = self.tp_cp_group.size()
         if size > 1:
             everyone = known.new_empty(size * known.shape[0], known.shape[1])
             dist.all_gather_into_tensor(everyone, known.contiguous(), group=self.tp_cp_group)
             known = everyone
+        cp = self.cp_group.size()
+        if cp > 1:
+            known = in_order(known, cp)
         experts = self.config.num_moe_experts
         limit = capacity(int(known[:, -1].sum()), self.topk, experts, self.config.moe_expert_capacity_factor)
         kept = keep(known[:, :experts], known[:, experts:-1] > 0, limit, self.config.moe_token_drop_policy)
-        return kept.chunk(size)[rank]
+        return self._share(share(kept, cp, self.cp_group.rank()) if cp > 1 else kept)
 
 
 class Replay:
@@ -144,22 +144,17 @@ class Replay:
         self._given: Tensor | None = None
         self._writes = False
 
-    def at(self, documents: Documents | None, layer_number: int, share: Any, training: bool) -> Replay | None:
-        """Ready for the next micro-batch; None if there is nothing to do."""
+    def at(self, documents: Documents | None, layer_number: int, share: Any, training: bool) -> None:
+        """Get ready for the next micro-batch."""
         # Where activations are recomputed a micro-batch comes twice, without and with gradients.
         self._writes = self.recording and torch.is_grad_enabled() == training
         given = documents.experts.get(layer_number - 1) if documents is not None and documents.experts else None
         self._given = None if given is None else share(given)
-        return self if self._writes or self._given is not None else None
 
-    def get_replay_topk(
-        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, compute: Any
-    ) -> tuple[Tensor, Tensor]:
-        """megatron-core's question: values and indices, [t, k]. Given ones below 0 (padding) are computed."""
-        values, indices = compute(scores, topk, num_groups=num_groups, group_topk=group_topk)
+    def decide(self, chosen_tk: Tensor) -> Tensor:
+        """The given experts in the place of the chosen ones, except where they are below 0 (padding)."""
         if self._given is not None:
-            indices = self._given.where(self._given >= 0, indices)
-            values = scores.gather(1, indices)
+            chosen_tk = self._given.where(self._given >= 0, chosen_tk)
         if self._writes:
-            self.recorded.append(indices.detach())
-        return values, indices
+            self.recorded.append(chosen_tk)
+        return chosen_tk

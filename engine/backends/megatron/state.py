@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from engine.backends.megatron.boxes import boxes
 from engine.backends.megatron.model import CausalLM
 from engine.checkpoint.checksums import position
 from engine.checkpoint.weight_map import Block, Shape, WeightMap
+from engine.moe.bias import is_trained, saved_buffers
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Entry:
     """A parameter of this rank and where its elements live in published tensors."""
 
     name: str  # Megatron's, with the global layer index
-    parameter: torch.nn.Parameter
+    parameter: Tensor  # or a buffer in its published shape
     blocks: tuple[Block, ...]
     copies: bool  # another pipeline stage or tensor-parallel rank answers for it
     owner: int  # the rank in `group` that answers for it where all of them hold it whole
     group: Any  # the ranks that hold the same share of it
+    buffer: bool = False  # fp32, without optimizer state
+    trained: bool = True  # checkpoints of a training run hold it
 
 
 def replicas(parameter: Tensor) -> Any:
@@ -39,7 +41,10 @@ def replicas(parameter: Tensor) -> Any:
 
 
 def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
-    """Every parameter of this rank, in the model's order. `chunks` are the virtual stages, or the only one."""
+    """Every parameter of this rank, in the model's order, then the buffers that are published.
+
+    `chunks` are the virtual stages, or the only one.
+    """
     tp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
     load: dict[Any, list[int]] = {}
     found = []
@@ -52,8 +57,18 @@ def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
         sizes = load.setdefault(group, [0] * group.size())
         owner = sizes.index(min(sizes))
         sizes[owner] += parameter.numel()
-        found.append(Entry(name, parameter, blocks, tied_copy or (replicated and tp[0] > 0), owner, group))
-    return found
+        copies = tied_copy or (replicated and tp[0] > 0)
+        found.append(Entry(name, parameter, blocks, copies, owner, group, trained=parameter.requires_grad))
+    return found + [entry for chunk in chunks for entry in buffer_entries(chunk, weight_map, copies=tp[0] > 0)]
+
+
+def buffer_entries(model: CausalLM, weight_map: WeightMap, copies: bool) -> Iterator[Entry]:
+    """The buffers that are part of the model, such as a router's correction bias, in their published shapes."""
+    for local, buffer in saved_buffers(model):
+        name = global_name(model, local)
+        whole = buffer.view(weight_map.megatron_shape(name))
+        blocks, group = tuple(weight_map.blocks(name, tuple(whole.shape))), replicas(buffer)
+        yield Entry(name, whole, blocks, copies, 0, group, buffer=True, trained=is_trained(model, local))
 
 
 def published_blocks(weight_map: WeightMap, name: str, parameter: Tensor) -> tuple[Block, ...]:

@@ -48,15 +48,16 @@ class NativeBackend:
         loss_head: Optional[LossHead] = None,
         kernels: Optional[dict[str, str]] = None,
         sources: Sequence[str] = (),
+        buffers: Sequence[Shard] = (),
     ) -> None:
         """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss.
 
-        Losses of a mixture's `sources` are reported apart.
+        Losses of a mixture's `sources` are reported apart. `buffers` are saved with the weights.
         """
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
         self.published = weight_map.published
-        self.parameters_total = sum(math.prod(shape) for shape in self.published.values())
+        self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
         self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
         self._loss_head, self.kernels = loss_head, kernels or {}
@@ -64,7 +65,7 @@ class NativeBackend:
         self._sources = tuple(sources)
         self._row_losses: list[tuple[Batch, Tensor]] = []
         self.balancing: Optional[Balancing] = None  # of models with experts
-        self._shards = [shard for shard in strategy.shards if shard.local.numel()]
+        self._shards = [shard for shard in (*strategy.shards, *buffers) if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
         self._owned = [shard for shard in self._shards if shard.owned]
 
@@ -225,9 +226,16 @@ class NativeBackend:
 
     def state(self, kinds: Sequence[str]) -> Iterator[Slice]:
         for shard in self._owned:
-            for kind in kinds if shard.parameter.requires_grad else ():
+            for kind in self._kinds(kinds, shard):
                 for piece in pieces(shard, self._tensor(kind, shard), self._map):
                     yield Slice(kind, piece.name, piece.shape, piece.offset, piece.view)
+
+    @staticmethod
+    def _kinds(kinds: Sequence[str], shard: Shard) -> Sequence[str]:
+        """Those that there are of a tensor."""
+        if not shard.trained:
+            return ()
+        return [kind for kind in kinds if kind == "param"] if shard.buffer else kinds
 
     @torch.no_grad()
     def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:

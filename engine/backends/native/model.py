@@ -11,8 +11,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.backends.native.attention import NAME
+from engine.backends.native.lora import published_name
+from engine.backends.native.shards import Shard
+from engine.checkpoint.weight_map import WeightMap
 from engine.errors import UserError
 from engine.family import Family, load_dotted
+from engine.moe.bias import is_trained
 from engine.schema import MODEL_ONLY_KEYS
 
 
@@ -75,8 +79,29 @@ def _parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Paramete
                 yield owner, name, parameter
 
 
+def make_buffers(model: nn.Module, weight_map: WeightMap, device: torch.device, rank: int) -> list[Shard]:
+    """Give the buffers that are published memory in fp32, and say who holds them; their values come with the weights.
+
+    Also what is no buffer in the reference but a parameter without gradient: no strategy shall shard or round it.
+    """
+    shards: dict[str, Shard] = {}
+    for prefix, module in list(model.named_modules()):
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            whole = published_name(f"{prefix}.{name}")
+            if tensor is None or not weight_map.is_buffer(whole):
+                continue
+            module._parameters.pop(name, None)
+            buffer = torch.zeros(tensor.shape, dtype=torch.float32, device=device)
+            module.register_buffer(name, buffer)
+            where = (whole, tuple(buffer.shape), (0,) * buffer.dim(), buffer, buffer)
+            shards[f"{prefix}.{name}"] = Shard(*where, owned=rank == 0, updated=False, buffer=True)
+    for name, shard in shards.items():
+        shard.trained = is_trained(model, name)
+    return list(shards.values())
+
+
 def fill_buffers(model: nn.Module, device: torch.device) -> None:
-    """Give the buffers, which no checkpoint holds (rotary frequencies), memory and the reference's own values."""
+    """Give the other buffers, which no checkpoint holds (rotary frequencies), memory and the reference's own values."""
     for module in model.modules():
         buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
         for name, buffer in buffers.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from engine.checkpoint.weight_map import WeightMap
@@ -18,16 +18,18 @@ class Shard:
     """This rank's part of one of the reference's parameters: parameter[offset : offset + local.shape].
 
     `local` shares its memory with `parameter`. Over all ranks, every element is in exactly one `owned` shard.
-    `updated` shards are those that this rank's optimizer changes.
+    `updated` shards are those that this rank's optimizer changes. `buffer`s are whole on every rank.
     """
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor
     offset: tuple[int, ...]
-    parameter: nn.Parameter
+    parameter: Tensor  # or a buffer
     local: Tensor
     owned: bool
     updated: bool
+    buffer: bool = False  # fp32, without gradient and optimizer state
+    trained: bool = True  # checkpoints of a training run hold it
     summed: Optional[Tensor] = None  # fp32, over the micro-batches so far, where the parameter itself is bf16
 
     @property
@@ -67,7 +69,7 @@ def pieces(shard: Shard, tensor: Tensor, weight_map: WeightMap) -> Iterator[Piec
 
 
 def covers(parameters: Iterable[tuple[str, Tensor]], weight_map: WeightMap) -> bool:
-    """Whether the reference's parameters are the published tensors, each element once."""
+    """Whether the reference's parameters and buffers are the published tensors, each element once."""
     held: dict[str, int] = dict.fromkeys(weight_map.published, 0)
     for name, parameter in parameters:
         try:

@@ -43,6 +43,7 @@ class Replicated:
                 *(name, tuple(p.shape), (0,) * p.dim(), p, p),
                 owned=owner == rank,
                 updated=p.requires_grad and self.updates(owner, rank),
+                trained=p.requires_grad,
             )
             for (name, p), owner in zip(named, self._owner, strict=True)
         ]
@@ -114,7 +115,7 @@ class FullySharded:
         first = rows_of(mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1), shape[0])
         replica = mesh.get_local_rank(0) if mesh.ndim > 1 else 0
         offset, trained = (first, *(0 for _ in shape[1:])), parameter.requires_grad
-        return Shard(name, shape, offset, parameter, local, owned=replica == 0, updated=trained)
+        return Shard(name, shape, offset, parameter, local, owned=replica == 0, updated=trained, trained=trained)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.module, FSDPModule)
