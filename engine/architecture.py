@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from engine.checkpoint.headers import by_layer, mismatches, read_folder, unused
 from engine.checkpoint.index import load_index
 from engine.checkpoint.paths import is_checkpoint, newest
+from engine.checkpoint.swap import aside_of
 from engine.compose import family_folder
 from engine.errors import UserError
 from engine.family import Family, load_dotted
@@ -45,7 +46,7 @@ def find_weights(path: str, setting: str = "model.weights") -> Path:
     folder = folder.resolve()
     if (folder / CONFIG).is_file() or is_adapter(folder):
         return folder
-    exported = folder / "hf"
+    exported = folder / "hf" if (folder / "hf").exists() else aside_of(folder / "hf")
     inside = exported if (exported / CONFIG).is_file() or is_adapter(exported) else newest(folder)
     if inside is None:
         kind = (

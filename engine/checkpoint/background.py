@@ -25,6 +25,7 @@ from engine.checkpoint.agree import Ranks, agree, attempt
 from engine.checkpoint.card import Card, write_synced
 from engine.checkpoint.sharded import failure, finish
 from engine.checkpoint.share import MAX_FILE_BYTES, Share, write_share
+from engine.checkpoint.swap import unfinished
 from engine.errors import UserError
 
 SHARE = ".share.json"
@@ -66,7 +67,7 @@ class BackgroundSave:
         then: Callable[[], None],
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
-        self.folder, self._temporary = folder, folder.with_name(folder.name + ".tmp")
+        self.folder, self._temporary = folder, unfinished(folder)
         self._slices, self._state, self._ranks, self._card, self._then = slices, state, ranks, card, then
         self._max_file_bytes = max_file_bytes
         self._share = Share()

@@ -16,6 +16,7 @@ from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE
 from engine.checkpoint.index import Shape
 from engine.checkpoint.reader import ShardedSource
+from engine.checkpoint.swap import put, recover, unfinished
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
 from engine.errors import UserError
 from engine.lora.adapter import MODEL as ADAPTER_MODEL
@@ -91,7 +92,7 @@ def export(
     adapters = ADAPTER in card.texts
     shards = [planned] if adapters else plan_shards(planned, max_shard_bytes)
     names = [ADAPTER_MODEL] if adapters else shard_names(len(shards))
-    temporary = out.with_name(out.name + ".tmp")
+    temporary = unfinished(out)
     agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
     mine = list(zip(names, shards, strict=True))[comm.rank :: comm.world]
     error = attempt(lambda: [write_shard(temporary / name, source, shard) for name, shard in mine])
@@ -155,6 +156,8 @@ def write_shard(path: Path, source: Source, shard: list[Planned]) -> None:
 
 
 def _prepare(out: Path, temporary: Path, shards: list[list[Planned]], replace: bool) -> None:
+    if replace:
+        recover(out)
     if not replace and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: is there already; choose another folder or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -179,10 +182,4 @@ def _complete(
         write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
     card.write_tokenizer(temporary)
     sync_folder(temporary)
-    replaced = out.with_name(out.name + ".old")
-    if out.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        out.rename(replaced)
-    temporary.rename(out)
-    sync_folder(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    put(temporary, out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from engine.checkpoint.hf import export_hf
 from engine.checkpoint.index import STATE, read_json
 from engine.checkpoint.paths import CHECKPOINTS, complete, find_checkpoint, newest, step_folder
 from engine.checkpoint.sharded import prepare, save_sharded
+from engine.checkpoint.swap import discard, unfinished
 from engine.errors import UserError
 from engine.schema import Checkpoint
 
@@ -63,7 +63,7 @@ class CheckpointManager:
         if needed_bytes is None and self.comm.rank == 0:
             needed_bytes = _size(self.newest())
         if self.settings.async_save:
-            temporary = folder.with_name(folder.name + ".tmp")
+            temporary = unfinished(folder)
             agree(self.comm, attempt(lambda: prepare(folder, temporary, needed_bytes)) if self.comm.rank == 0 else None)
             copies, card = self._copies.take(slices), self.card or Card()
             self._saving = BackgroundSave(folder, copies, state, self.comm, card, partial(self._afterwards, step))
@@ -114,10 +114,7 @@ class CheckpointManager:
         keep = kept_steps([s for s in found if s <= step], best, self.settings)
         for other, path in found.items():
             if other not in keep:
-                # Renamed first: a deletion that is cut short must not leave a folder that looks complete.
-                doomed = path.with_name(path.name + ".tmp")
-                path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                discard(path)
 
     def _mark(self, step: int, folder: Path) -> None:
         marker = self.run_dir / CHECKPOINTS / BEST

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from engine.checkpoint.index import INDEX, STATE
+from engine.checkpoint.swap import ASIDE, aside_of
 from engine.errors import UserError
 
 CHECKPOINTS = "checkpoints"
@@ -22,12 +23,15 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def complete(checkpoints: Path) -> dict[int, Path]:
-    """The complete checkpoints in a folder by step, oldest first. Unfinished ones have other names."""
-    found = {
-        int(match.group(1)): path
-        for path in (checkpoints.iterdir() if checkpoints.is_dir() else ())
-        if (match := STEP.fullmatch(path.name)) and is_checkpoint(path)
-    }
+    """The complete checkpoints in a folder by step, oldest first. Unfinished ones have other names.
+
+    A save that a kill cut short while it replaced a checkpoint has left the older one aside, which then counts.
+    """
+    found: dict[int, Path] = {}
+    # Those that stand aside come first, so that the one that has the name wins.
+    for path in sorted(checkpoints.iterdir() if checkpoints.is_dir() else (), key=lambda p: not p.name.endswith(ASIDE)):
+        if (match := STEP.fullmatch(path.name.removesuffix(ASIDE))) and is_checkpoint(path):
+            found[int(match.group(1))] = path
     return dict(sorted(found.items()))
 
 
@@ -40,6 +44,8 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names: itself, or the newest one of a run folder. UserError if there is none."""
     if is_checkpoint(path):
         return path
+    if is_checkpoint(aside_of(path)):
+        return aside_of(path)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; give a run folder or one of its checkpoints/step_* folders")
     found = newest(path) or next(reversed(complete(path).values()), None)

@@ -9,6 +9,8 @@ A checkpoint is a folder:
       config.json, tokenizer/ ...    what an export to Hugging Face needs besides the tensors
 
 It is written as `step_00000010.tmp` and renamed when all ranks are done, so a folder under its final name is complete.
+While one of the same step is replaced, the older one is `step_00000010.replaced`, which stands for it until the new one
+is there (`engine.checkpoint.swap`).
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from engine.backends.base import Slice
 from engine.checkpoint.agree import Ranks, agree, attempt
 from engine.checkpoint.card import Card, sync_folder, write_synced
 from engine.checkpoint.index import INDEX, SMALL_NAME, STATE, Index, Part
-from engine.checkpoint.paths import complete
+from engine.checkpoint.paths import complete, is_checkpoint
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.share import MAX_FILE_BYTES, Share, write_share
+from engine.checkpoint.swap import ASIDE, UNFINISHED, discard, put, unfinished
 from engine.checkpoint.tensor_file import BLOCK_BYTES
 from engine.errors import UserError
 from engine.metrics.text import memory
@@ -54,7 +57,7 @@ def save_sharded(
     so too, with `finite`, where a tensor holds NaN or infinity.
     An older checkpoint of the same name is replaced once the new one is complete.
     """
-    temporary = folder.with_name(folder.name + ".tmp")
+    temporary = unfinished(folder)
     agree(comm, attempt(lambda: prepare(folder, temporary, needed_bytes)) if comm.rank == 0 else None)
     share = write_share(temporary, comm.rank, slices, max_file_bytes, finite)
     _settle(comm, temporary, share)
@@ -83,9 +86,12 @@ def prepare(folder: Path, temporary: Path, needed_bytes: int | None) -> None:
 
 
 def clean(parent: Path) -> None:
-    """Delete what killed saves left behind."""
-    for leftover in parent.glob("step_*.tmp"):
+    """Delete what killed saves left behind, but not a checkpoint that stands aside for one that never came."""
+    for leftover in parent.glob(f"step_*{UNFINISHED}"):
         shutil.rmtree(leftover)
+    for aside in parent.glob(f"step_*{ASIDE}"):
+        if is_checkpoint(aside.with_suffix("")):
+            discard(aside)
 
 
 def _settle(comm: Ranks, temporary: Path, share: Share) -> None:
@@ -151,9 +157,4 @@ def finish(folder: Path, temporary: Path, listings: list[Any], state: dict[str, 
     }
     write_synced(temporary / INDEX, index.to_json())
     sync_folder(temporary)
-    replaced = folder.with_name(folder.name + ".old.tmp")
-    if folder.exists():
-        folder.rename(replaced)
-    temporary.rename(folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    put(temporary, folder)

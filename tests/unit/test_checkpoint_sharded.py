@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from engine.checkpoint import tensor_file
 from engine.checkpoint.agree import Alone
 from engine.checkpoint.card import Card, read_card
 from engine.checkpoint.index import Part, overlapping
+from engine.checkpoint.paths import complete, find_checkpoint, newest, step_folder
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.sharded import save_sharded
 from engine.errors import UserError
@@ -316,6 +318,69 @@ def test_same_step_again_replaces(tmp_path: Path) -> None:
     source = ShardedSource(tmp_path / "step_00000001")
     assert source.read("param", "w", (6, 2), (3, 1), (1, 1)).item() == 5.0
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+class Killed(BaseException):
+    """What no code catches, as it catches no SIGKILL."""
+
+
+class Mortal:
+    """Counts the operations on folders of this process, and kills it before the `last` of them, or in the middle."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+        self.left, self.dead = last, False
+        rename, remove, sync = Path.rename, shutil.rmtree, os.fsync
+        monkeypatch.setattr(Path, "rename", lambda path, target: self.live() and rename(path, target))
+        monkeypatch.setattr(os, "fsync", lambda handle: self.live() and sync(handle))
+
+        def rmtree(path: Path, ignore_errors: bool = False) -> None:
+            self.live()
+            for number, file in enumerate(sorted(Path(path).rglob("*.*"))):
+                if number == 1:
+                    self.live()
+                file.unlink()
+            remove(path, ignore_errors=ignore_errors)
+
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+
+    def live(self) -> bool:
+        self.left -= 1
+        if self.left < 0 or self.dead:
+            self.dead = True
+            raise Killed
+        return True
+
+
+def test_a_kill_at_any_moment_of_a_replacement_loses_no_step(tmp_path: Path) -> None:
+    """Step 2 is written again, with fives for twos: afterwards step 2 is there, and whole, whenever the kill came."""
+    points = 0
+    for last in itertools.count():
+        root = tmp_path / str(last)
+        for step in (1, 2):
+            save_one(step_folder(root, step), torch.full((6, 2), float(step)))
+        with pytest.MonkeyPatch.context() as patch:
+            mortal = Mortal(patch, last)
+            try:
+                save_one(step_folder(root, 2), torch.full((6, 2), 5.0))
+            except Killed:
+                points += 1
+        found = complete(root / "checkpoints")
+        assert list(found) == [1, 2] and newest(root) == found[2], last
+        assert find_checkpoint(step_folder(root, 2)) == find_checkpoint(root) == found[2]
+        values = ShardedSource(found[2]).read("param", "w", (6, 2), (0, 0), (6, 2))
+        assert set(values.flatten().tolist()) in ({2.0}, {5.0}), last
+        if last % 3 == 0:  # what comes next finds no obstacle and leaves nothing behind
+            save_one(step_folder(root, 2), torch.full((6, 2), 7.0))
+        save_one(step_folder(root, 3))
+        names = {path.name.removesuffix(".replaced") for path in (root / "checkpoints").iterdir()}
+        assert names == {f"step_0000000{step}" for step in (1, 2, 3)} and list(complete(root / "checkpoints")) == [
+            1,
+            2,
+            3,
+        ]
+        if not mortal.dead:
+            break
+    assert points > 8
 
 
 def test_card(tmp_path: Path) -> None:
