@@ -2,12 +2,16 @@
 
 Shapes: T tokens of all documents one after another, B rows of S tokens, H query heads, K key/value heads (K divides H;
 query head h reads key/value head h // (H / K)), D the head's width. The value's width may differ from the key's.
+
+With a `window` a query sees only that many keys, its own token's among them. `sinks` [H] are a further score in the
+softmax of each head, of a key whose value is zero. Both are keyword arguments that are left out where there are none,
+so an implementation without them serves every model but those that have some.
 """
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +32,8 @@ class Attention(Protocol):
         cu_seqlens: Tensor,
         max_seqlen: int,
         scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
     ) -> Tensor:
         """Causal attention inside each document, [T, H, D].
 
@@ -35,7 +41,15 @@ class Attention(Protocol):
         the longest document's length; `scale` is 1 / sqrt(D) unless given.
         """
 
-    def causal(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
+    def causal(
+        self,
+        q_BHSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
+    ) -> Tensor:
         """Causal attention inside each row, [B, H, S, D]."""
 
     def tails(
@@ -48,6 +62,8 @@ class Attention(Protocol):
         max_q: int,
         max_k: int,
         scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
     ) -> Tensor:
         """Causal attention inside documents of which only the last tokens ask, [T, H, D].
 
@@ -71,14 +87,48 @@ def document_lengths(cu_seqlens: Tensor) -> list[int]:
     return known[1]
 
 
-def causal_attention(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
-    """Causal attention inside each row, [B, H, S, D], by torch's fused attention. No S x S mask is built."""
+def causal_attention(
+    q_BHSD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    scale: Optional[float] = None,
+    window: Optional[int] = None,
+    sinks: Optional[Tensor] = None,
+) -> Tensor:
+    """Causal attention inside each row, [B, H, S, D]. No S x S mask is built.
+
+    By torch's fused attention where it can, which has neither windows nor sinks.
+    """
+    if sinks is not None or (window is not None and window < q_BHSD.shape[2]):
+        return _masked_rows(q_BHSD, k_BKSD, v_BKSD, scale, window, sinks)
     gqa = q_BHSD.shape[1] != k_BKSD.shape[1]
     return scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, scale=scale, enable_gqa=gqa)
 
 
+def _masked_rows(
+    q_BHSD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    scale: Optional[float],
+    window: Optional[int],
+    sinks: Optional[Tensor],
+) -> Tensor:
+    """Rows beside one another as further heads of one row."""
+    rows, heads = q_BHSD.shape[:2]
+    q, k, v = (x.permute(2, 0, 1, 3).flatten(1, 2) for x in (q_BHSD, k_BKSD, v_BKSD))
+    out = TailAttention.apply(q, k, v, scale, window, None if sinks is None else sinks.repeat(rows))
+    return out.unflatten(1, (rows, heads)).permute(1, 2, 0, 3)
+
+
 def varlen_attention(
-    q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: Optional[float] = None
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: Optional[float] = None,
+    window: Optional[int] = None,
+    sinks: Optional[Tensor] = None,
 ) -> Tensor:
     """Causal attention inside each document, [T, H, D]: one dense call for all documents of a length.
 
@@ -91,21 +141,21 @@ def varlen_attention(
         members.setdefault(length, []).append(index)
     if len(members) == 1 and 0 not in members:  # equal documents lie in memory as rows do
         rows = (len(lengths), lengths[0])
-        return _rows(*(x.unflatten(0, rows) for x in (q_THD, k_TKD, v_TKD)), scale).flatten(0, 1)
+        return _rows(*(x.unflatten(0, rows) for x in (q_THD, k_TKD, v_TKD)), scale, window, sinks).flatten(0, 1)
     documents = [x.split(lengths) for x in (q_THD, k_TKD, v_TKD)]
     out: list[Tensor] = [q_THD.new_empty(0, q_THD.shape[1], v_TKD.shape[-1])] * len(lengths)
     for length, indices in members.items():
         if length == 0:
             continue
         q, k, v = (torch.stack([x[i] for i in indices]) if len(indices) > 1 else x[indices[0]][None] for x in documents)
-        for index, document in zip(indices, _rows(q, k, v, scale), strict=True):
+        for index, document in zip(indices, _rows(q, k, v, scale, window, sinks), strict=True):
             out[index] = document
     return torch.cat(out)
 
 
-def _rows(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: Optional[float]) -> Tensor:
+def _rows(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, *how: Any) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BSHD, k_BSKD, v_BSKD))
-    return causal_attention(q, k, v, scale).transpose(1, 2)
+    return causal_attention(q, k, v, *how).transpose(1, 2)
 
 
 def tails_attention(
@@ -117,6 +167,8 @@ def tails_attention(
     max_q: int,
     max_k: int,
     scale: Optional[float] = None,
+    window: Optional[int] = None,
+    sinks: Optional[Tensor] = None,
 ) -> Tensor:
     """Causal attention inside documents of which only the last tokens ask, see `Attention.tails`.
 
@@ -130,9 +182,9 @@ def tails_attention(
             q, k, v = q_THD[query : query + queries], k_SKD[key : key + keys], v_SKD[key : key + keys]
             if whole:
                 bounds = torch.tensor([0, *(n for n, _ in documents)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-                out.append(varlen_attention(q, k, v, bounds, max_q, scale))
+                out.append(varlen_attention(q, k, v, bounds, max_q, scale, window, sinks))
             elif queries:
-                out.append(TailAttention.apply(q, k, v, scale))
+                out.append(TailAttention.apply(q, k, v, scale, window, sinks))
             query, key = query + queries, key + keys
     return torch.cat(out)
 

@@ -20,7 +20,23 @@ ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFI
 class NvidiaAttention(ReferenceAttention):
     """Rows of equal length by torch's fused kernels, documents by the flash kernel."""
 
-    def causal(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, scale: Optional[float] = None) -> Tensor:
+    def causal(
+        self,
+        q_BHSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
+    ) -> Tensor:
+        rows, _, length, _ = q_BHSD.shape
+        if sinks is not None:
+            return causal_attention(q_BHSD, k_BKSD, v_BKSD, scale, window, sinks)
+        if window is not None and window < length:  # torch's fused kernels have no window
+            bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q_BHSD.device)
+            documents = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHSD, k_BKSD, v_BKSD))
+            out = self.varlen(*documents, bounds, length, scale, window)
+            return out.unflatten(0, (rows, length)).transpose(1, 2)
         with sdpa_kernel(ORDER, set_priority=True):
             return causal_attention(q_BHSD, k_BKSD, v_BKSD, scale)
 
@@ -32,13 +48,15 @@ class NvidiaAttention(ReferenceAttention):
         cu_seqlens: Tensor,
         max_seqlen: int,
         scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
     ) -> Tensor:
-        if not _flash_takes(q_THD, v_TKD):
-            return varlen_attention(q_THD, k_TKD, v_TKD, cu_seqlens, max_seqlen, scale)
+        if sinks is not None or not _flash_takes(q_THD, v_TKD):
+            return varlen_attention(q_THD, k_TKD, v_TKD, cu_seqlens, max_seqlen, scale, window, sinks)
         from torch.nn.attention.varlen import varlen_attn  # torch 2.10 and later
 
         cu = cu_seqlens.to(q_THD.device, non_blocking=True)
-        return varlen_attn(q_THD, k_TKD, v_TKD, cu, cu, max_seqlen, max_seqlen, scale=scale, window_size=(-1, 0))
+        return varlen_attn(q_THD, k_TKD, v_TKD, cu, cu, max_seqlen, max_seqlen, scale=scale, window_size=_seen(window))
 
     def tails(
         self,
@@ -50,13 +68,20 @@ class NvidiaAttention(ReferenceAttention):
         max_q: int,
         max_k: int,
         scale: Optional[float] = None,
+        window: Optional[int] = None,
+        sinks: Optional[Tensor] = None,
     ) -> Tensor:
-        if not _flash_takes(q_THD, v_SKD):
-            return tails_attention(q_THD, k_SKD, v_SKD, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale)
+        if sinks is not None or not _flash_takes(q_THD, v_SKD):
+            return tails_attention(q_THD, k_SKD, v_SKD, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, window, sinks)
         from torch.nn.attention.varlen import varlen_attn  # aligns its causal mask with the last key
 
         cu_q, cu_k = (cu.to(q_THD.device, non_blocking=True) for cu in (cu_seqlens_q, cu_seqlens_k))
-        return varlen_attn(q_THD, k_SKD, v_SKD, cu_q, cu_k, max_q, max_k, scale=scale, window_size=(-1, 0))
+        return varlen_attn(q_THD, k_SKD, v_SKD, cu_q, cu_k, max_q, max_k, scale=scale, window_size=_seen(window))
+
+
+def _seen(window: Optional[int]) -> tuple[int, int]:
+    """What the flash kernel calls its window: keys before the query's own, and after it."""
+    return (-1 if window is None else window - 1), 0
 
 
 def _flash_takes(q_THD: Tensor, v_TKD: Tensor) -> bool:

@@ -6,22 +6,36 @@ import pytest
 import torch
 
 from hardware.kernels import tail
-from hardware.kernels.attention import causal_attention, document_lengths, tails_attention, varlen_attention
+from hardware.kernels.attention import (
+    ReferenceAttention,
+    causal_attention,
+    document_lengths,
+    tails_attention,
+    varlen_attention,
+)
 from hardware.nvidia import Nvidia
 from hardware.nvidia.attention import NvidiaAttention
 
 needs_gpu = pytest.mark.skipif(not Nvidia().detect().available, reason="no NVIDIA GPU")
 
 
-def textbook(q_THD, k_TKD, v_TKD, lengths, scale):
-    """Attention as its definition says, with a T x T mask of documents and order."""
+def textbook(q_THD, k_TKD, v_TKD, lengths, scale, window=None, sinks=None):
+    """Attention as its definition says, with a T x T mask of documents and order.
+
+    A window hides keys that are `window` or more places earlier; a sink is one more score in a head's softmax.
+    """
     tokens, heads = q_THD.shape[:2]
     document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     order = torch.arange(tokens)
     allowed = (document[:, None] == document[None, :]) & (order[:, None] >= order[None, :])
+    if window is not None:
+        allowed &= order[:, None] - order[None, :] < window
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_TKD, v_TKD))
     scores = torch.einsum("thd,shd->hts", q_THD, k) * scale
-    return torch.einsum("hts,shd->thd", scores.masked_fill(~allowed, -math.inf).softmax(-1), v)
+    scores = scores.masked_fill(~allowed, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(heads, tokens, 1)], dim=-1)
+    return torch.einsum("hts,shd->thd", scores.softmax(-1)[..., :tokens], v)
 
 
 def make(tokens, heads, kv_heads, width, value_width, dtype):
@@ -109,6 +123,50 @@ def test_tails_equal_the_textbook(attend, queries, keys, heads, kv_heads, width,
         assert (ours.grad.double() - theirs.grad).norm() <= 2e-6 * (theirs.grad.norm() + weight.norm())
 
 
+WINDOWS = [
+    # queries of each document, its keys, heads, key/value heads, width, width of the value, window, sinks
+    ([1], [1], 1, 1, 2, 2, 1, True),
+    ([9], [9], 4, 2, 8, 8, 1, False),
+    ([20], [20], 4, 2, 8, 6, 3, False),
+    ([7, 7, 7], [7, 7, 7], 6, 3, 8, 5, 4, True),
+    ([7, 7], [7, 7], 4, 2, 8, 8, 7, True),
+    ([12, 1, 0, 40], [12, 1, 0, 40], 4, 4, 8, 8, 5, True),
+    ([12, 30], [12, 30], 4, 1, 8, 8, None, True),
+    ([5, 4, 2, 0, 9], [12, 4, 30, 3, 9], 6, 2, 24, 16, 6, True),
+    ([50, 3], [70, 60], 4, 2, 8, 8, 8, False),
+]
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1 << 8])
+@pytest.mark.parametrize("attention", [ReferenceAttention(), NvidiaAttention()])
+@pytest.mark.parametrize("queries, keys, heads, kv_heads, width, value_width, window, with_sinks", WINDOWS)
+def test_windows_and_sinks_equal_the_textbook(
+    attention, queries, keys, heads, kv_heads, width, value_width, window, with_sinks, block, monkeypatch
+):
+    """By `tails`, and where all tokens ask by `varlen`, and where they are equal documents by `causal` as well."""
+    monkeypatch.setattr(tail, "BLOCK_SCORES", block)
+    scale = 0.3
+    inputs, ask, cu_q, cu_k = tails_inputs(queries, keys, heads, kv_heads, width, value_width, torch.float32)
+    sinks = (torch.randn(heads) * 2).requires_grad_() if with_sinks else None
+    exact = [x.detach().double().requires_grad_() for x in (*inputs, *([sinks] if with_sinks else []))]
+    wanted = textbook(*exact[:3], keys, scale, window, exact[3] if with_sinks else None)[ask]
+    weight = torch.randn_like(wanted)
+    (wanted * weight).sum().backward()
+    how, (q, k, v) = (scale, window, sinks), inputs
+    outs = [attention.tails(q[ask], k, v, cu_q, cu_k, max(queries), max(keys), *how)]
+    if queries == keys:
+        outs.append(attention.varlen(q, k, v, cu_k, max(keys), *how))
+        if len(set(keys)) == 1:
+            rows = [x.unflatten(0, (len(keys), keys[0])).transpose(1, 2) for x in inputs]
+            outs.append(attention.causal(*rows, *how).transpose(1, 2).flatten(0, 1))
+    for out in outs:
+        torch.testing.assert_close(out.double(), wanted, atol=5e-6, rtol=0)
+        ours = [*inputs, *([sinks] if with_sinks else [])]
+        grads = torch.autograd.grad((out * weight).sum(), ours)
+        for mine, theirs in zip(grads, exact, strict=True):
+            assert (mine.double() - theirs.grad).norm() <= 2e-6 * (theirs.grad.norm() + weight.norm())
+
+
 def test_a_later_or_foreign_token_changes_nothing():
     q, k, v = make(20, 4, 2, 8, 8, torch.float32)
     cu_seqlens = torch.tensor([0, 6, 20], dtype=torch.int32)
@@ -169,6 +227,27 @@ def test_flash_tails_equal_the_textbook(queries, keys, heads, kv_heads, width, v
     wanted = textbook(*wanted_inputs, keys, scale)[ask]
     q, k, v = (x.to(device).requires_grad_() for x in half)
     out = NvidiaAttention().tails(q[ask.to(device)], k, v, cu_q.to(device), cu_k, max(queries), max(keys), scale)
+    torch.testing.assert_close(out.double().cpu(), wanted, atol=3e-2, rtol=3e-2)
+    weight = torch.randn_like(wanted)
+    (out * weight.to(out)).sum().backward()
+    (wanted * weight.bfloat16().double()).sum().backward()
+    for ours, theirs in zip((q, k, v), wanted_inputs, strict=True):
+        assert (ours.grad.double().cpu() - theirs.grad).norm() <= 2e-2 * theirs.grad.norm() + 1e-3 * weight.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("queries, keys, heads, kv_heads, width, value_width, window, with_sinks", WINDOWS)
+def test_windows_and_sinks_on_the_gpu(queries, keys, heads, kv_heads, width, value_width, window, with_sinks):
+    device, scale = Nvidia().device(0), 0.3
+    inputs, ask, cu_q, cu_k = tails_inputs(queries, keys, heads, kv_heads, width, value_width, torch.float32)
+    half = [x.detach().bfloat16() for x in inputs]
+    sinks = torch.randn(heads) if with_sinks else None
+    wanted_inputs = [x.double().requires_grad_() for x in half]
+    exact_sinks = None if sinks is None else sinks.double()
+    wanted = textbook(*wanted_inputs, keys, scale, window, exact_sinks)[ask]
+    q, k, v = (x.to(device).requires_grad_() for x in half)
+    how = (scale, window, None if sinks is None else sinks.to(device))
+    out = NvidiaAttention().tails(q[ask.to(device)], k, v, cu_q.to(device), cu_k, max(queries), max(keys), *how)
     torch.testing.assert_close(out.double().cpu(), wanted, atol=3e-2, rtol=3e-2)
     weight = torch.randn_like(wanted)
     (out * weight.to(out)).sum().backward()
