@@ -31,20 +31,22 @@ def test_shares_are_put_back_in_order_and_weigh_the_same(cp: int) -> None:
     assert len({int((places + 1).sum()) for places in shares}) == 1
 
 
+@pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("lengths", DOCUMENTS)
 @pytest.mark.parametrize("cp", [1, 2, 4, 8])
-def test_the_ranks_chunks_give_the_attention_of_all_tokens(cp: int, lengths: list[int]) -> None:
+def test_the_ranks_chunks_give_the_attention_of_all_tokens(cp: int, lengths: list[int], window: int | None) -> None:
     torch.manual_seed(cp)
+    how = (None, window, None if window is None else torch.randn(4, dtype=torch.float64))
     q, k, v = (torch.randn(48, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
     cu_seqlens = boundaries(lengths)
-    wanted = varlen_attention(q, k, v, cu_seqlens, max(lengths))
+    wanted = varlen_attention(q, k, v, cu_seqlens, max(lengths), *how)
     got = []
     for rank in range(cp):
         mine = share(q, cp, rank)
         for part in chunks(cu_seqlens, cp, rank, CPU):
             bounds = (part.cu_seqlens_q, part.cu_seqlens_k, part.max_q, part.max_k)
             assert part.cu_seqlens_q.diff().max() == part.max_q and part.cu_seqlens_k.diff().max() == part.max_k
-            got.append(tails_attention(mine[part.queries], k[part.keys], v[part.keys], *bounds))
+            got.append(tails_attention(mine[part.queries], k[part.keys], v[part.keys], *bounds, *how))
     torch.testing.assert_close(in_order(torch.cat(got), cp), wanted)
 
 
