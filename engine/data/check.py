@@ -7,7 +7,7 @@ import codecs
 from engine.data.chat.files import check_chats
 from engine.data.formats import RECORDS
 from engine.data.formats.files import check_records
-from engine.data.mixture import sources, validation_sets
+from engine.data.mixture import about, sources, validation_sets
 from engine.data.sources import (
     WIDE,
     BadSample,
@@ -42,14 +42,14 @@ def check_paths(data: Data, vocab_size: int | None = None) -> None:
 
 
 def _check_several(data: Data) -> None:
-    """Every source of a mixture and every validation set, what is wrong with each after its name."""
+    """Every source of a mixture and every validation set."""
     problems = []
     for source in [*sources(data), *validation_sets(data)]:
         try:
-            _check_source(source.data)
+            with about(source):
+                _check_source(source.data)
         except UserError as error:
-            called = f"{source.name}: " if source.name else ""
-            problems += [f"{called}{line}" for line in str(error).splitlines()]
+            problems += str(error).splitlines()
     refuse(problems)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.data.mixture import sources
+from engine.data.mixture import about, sources
 from engine.data.sources import SourceFile, list_files
 from engine.schema import Data, Run
 
@@ -53,7 +53,11 @@ def data_identity(run: Run) -> dict[str, Any]:
 def _corpus(data: Data) -> str:
     if data.name != "mixture":
         return corpus_identity(data.name, list_files(data))
-    return mixture_identity([(s.name, corpus_identity(s.data.name, list_files(s.data))) for s in sources(data)])
+    corpora = []
+    for source in sources(data):
+        with about(source):
+            corpora.append((source.name, corpus_identity(source.data.name, list_files(source.data))))
+    return mixture_identity(corpora)
 
 
 def mixture_identity(corpora: list[tuple[str, str]]) -> str:

@@ -15,7 +15,7 @@ from engine.data.documents import Documents, OnlineDocuments
 from engine.data.held_out import HeldOut
 from engine.data.identity import mixture_identity, settings_identity
 from engine.data.joined import join
-from engine.data.mixture import Source, sources, validation_sets
+from engine.data.mixture import Source, about, sources, validation_sets
 from engine.data.order import Order
 from engine.data.packing import Cursor, Packer
 from engine.data.resources import Log, cache_dir, corpus_tokenizer
@@ -88,7 +88,7 @@ def build_data(
         tokenizer, opened = chats.tokenizer, [Opened(sources(data)[0], chats.corpus, chats.documents)]
     else:
         found = sources(data)
-        corpora = [open_corpus(source.data, cache_dir(run), bad) for source in found]
+        corpora = [_open(run, source, bad) for source in found]
         tokenizer = corpus_tokenizer(run, join(corpora), bad, log, tokenizer_dir)
         opened = [_opened(run, *pair, tokenizer, bad, log) for pair in zip(found, corpora, strict=True)]
     identity = settings_identity(run) | {"corpus": _identity(opened), "tokenizer": tokenizer.fingerprint}
@@ -98,6 +98,11 @@ def build_data(
     train = TrainData(streams, data, identity, dp_rank, dp_size, state, pin_memory)
     shown = previews(chats, chats.corpus.side(held_out=False)) if chats and dp_rank == 0 else []
     return DataModule(tokenizer, train, held_out, tuple(shown), bad)
+
+
+def _open(run: Run, source: Source, bad: BadSamples) -> Numbered:
+    with about(source):
+        return open_corpus(source.data, cache_dir(run), bad)
 
 
 def _opened(run: Run, source: Source, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, log: Log) -> Opened:
@@ -120,7 +125,8 @@ def _stream(run: Run, one: Opened, log: Log) -> Stream:
     called = f"{one.source.name}: " if one.source.name else ""
     if not len(ids):
         raise UserError(
-            f"data.path={one.source.data.path}: no document is left for training; name more text or lower data.held_out"
+            f"{one.source.key}.path={one.source.data.path}: no document is left for training; name more text or lower "
+            "data.held_out"
         )
     held_out, size = len(one.corpus) - len(ids), one.corpus.num_bytes / 1e6
     log(f"data: {called}{counted(len(ids), 'document')} for training, {held_out} held out, {size:.1f} MB in all")
@@ -144,7 +150,7 @@ def _held_out(
 ) -> dict[str, HeldOut]:
     """What was held out of each source, and the sets that the settings name; those without text are left out."""
     named = validation_sets(run.data)
-    corpora = [open_corpus(source.data, cache_dir(run), bad) for source in named]
+    corpora = [_open(run, source, bad) for source in named]
     # A set is read once at each evaluation, so that there is no use in a token cache.
     others = [
         Opened(source, corpus, OnlineDocuments(corpus, tokenizer, bad, run.data.workers))
@@ -158,7 +164,7 @@ def _held_out(
         if rows.has_text():
             found[one.source.name] = rows
         elif one in others:
-            raise UserError(f"data.validation: {one.source.name} ({one.source.data.path}) holds no text")
+            raise UserError(f"{one.source.key}.path={one.source.data.path}: holds no text; name files that hold some")
     for one in others:
         log(f"data: {one.source.name}: {counted(len(one.corpus), 'document')} for validation")
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,23 @@ class Source:
     name: str
     weight: float
     data: Data
+    key: str = "data"  # where the settings spell it
+
+    def in_its_words(self, text: str) -> str:
+        """A message about `data.path` and the like, with the keys that the user wrote: `data.mixture[0].path`."""
+        if self.key == "data":
+            return text
+        text = re.sub(r"\bdata\.(path|field|split|format)\b", rf"{self.key}.\1", text)
+        return re.sub(r"\bdata=(\w+)", rf"{self.key}.kind=\1", text)
+
+
+@contextmanager
+def about(source: Source) -> Iterator[None]:
+    """Within this, what is wrong with a source is said under the source's own keys."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(source.in_its_words(str(error))) from None
 
 
 def sources(data: Data) -> list[Source]:
@@ -95,7 +115,7 @@ def _parse(data: Data, key: str, entries: Any, held_out: float, weighted: bool) 
             mixture=None,
             validation=None,
         )
-        found.append(Source(entry["name"], float(entry.get("weight", 1)), settings))
+        found.append(Source(entry["name"], float(entry.get("weight", 1)), settings, f"{key}[{number}]"))
     return found, problems
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine.data.braces import named_paths
 from engine.errors import UserError
 from engine.schema import Data
 from engine.words import kind_of
@@ -24,7 +25,7 @@ JSON_SOURCES = ("jsonl", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = {"jsonl": JSONL_SUFFIXES, "chat": JSONL_SUFFIXES, "parquet": (".parquet", ".pq"), "webdataset": (".tar",)}
 WHOLE = ("parquet", "webdataset", "energon")  # a file of these without a byte was never finished
-FOLDERS, BRACES = "engine.data.formats.files", "engine.data.formats.energon"  # imported where they are needed
+FOLDERS = "engine.data.formats.files"  # imported where it is needed
 # Third-party code, tests and generated files: the rest is the same text wherever the same Python runs.
 STDLIB_SKIPPED = {
     "site-packages",
@@ -177,10 +178,7 @@ def _stdlib() -> Iterator[tuple[str, str]]:
 
 def _named(data: Data) -> list[tuple[str, str]]:
     """(base, identity) of the files that `data.path` names, each once."""
-    whole = Path(str(data.path)).exists()
-    parts = [str(data.path)] if whole else [part.strip() for part in str(data.path).split(",") if part.strip()]
-    if data.name in WHOLE:  # shards are often named with a range of numbers
-        parts = [name for part in parts for name in (import_module(BRACES).braces(part) if ".." in part else [part])]
+    parts = named_paths(str(data.path))
     seen: set[str] = set()
     found: list[tuple[str, str]] = []
     problems: list[str] = []

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.data.braces import braces, named_paths
 from engine.data.check import check_paths
 from engine.data.corpus import open_corpus
-from engine.data.formats.energon import braces
 from engine.data.sources import BadSample, BadSamples
 from engine.errors import UserError
 from engine.schema import Data
@@ -55,7 +55,7 @@ def test_parquet_is_read_as_pyarrow_reads_it(tmp_path):
 def test_parquet_values_that_are_no_text(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", ["good", None])
     corpus = open_corpus(settings("parquet", path), tmp_path)
-    with pytest.raises(BadSample, match="NoneType under 'text'"):
+    with pytest.raises(BadSample, match="null under 'text'"):
         corpus.read(1)
     assert corpus.where(1) == f"{path}: sample 1"
 
@@ -135,12 +135,46 @@ def test_shards_are_read_as_webdataset_reads_them(tmp_path):
         ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
         ("{3..1}", ["3", "2", "1"]),
         ("{-1..1}", ["-1", "0", "1"]),
+        ("{a,b}-{00..01}-{x,y}", [f"{a}-0{n}-{x}" for a in "ab" for n in "01" for x in "xy"]),
+        ("s{a,b{0..1}}", ["sa", "sb0", "sb1"]),
+        ("{{a,b},c}{,d}", ["a", "ad", "b", "bd", "c", "cd"]),
+        ("{0..6..3}", ["0", "3", "6"]),
+        ("{a}", ["{a}"]),
+        ("../up/s-{7..7}", ["../up/s-7"]),
     ],
 )
 def test_braces(pattern, names):
     assert braces(pattern) == names
     braceexpand = pytest.importorskip("braceexpand")
     assert braces(pattern) == list(braceexpand.braceexpand(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("s-{000..003.tar", "a '{' without its '}'"),
+        ("s-000..003}.tar", "a '}' without its '{'"),
+        ("{a,b}{c", "a '{' without its '}'"),
+        ("s-{0..x}", "{0..x}, which counts no whole numbers"),
+        ("s-{0...3}", "{0...3}, which counts no whole numbers"),
+        ("{0..9..0}", "a step of 0"),
+        ("{0..99999}{0..99999}", "more than 1000000 files"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["webdataset", "jsonl", "datasets"])
+def test_malformed_braces_are_one_line(kind, pattern, words, tmp_path):
+    with pytest.raises(UserError) as caught:
+        check_paths(settings(kind, tmp_path / pattern))
+    assert words in str(caught.value) and "\n" not in str(caught.value) and pattern in str(caught.value)
+
+
+def test_lists_and_braces_of_any_kind_of_file(tmp_path):
+    for name in ("a0", "a1", "b0", "c,d", "{x}"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert texts(settings("text", f"{tmp_path}/{{a,b}}0.txt, {tmp_path}/a1.txt"), tmp_path) == ["a0", "b0", "a1"]
+    assert texts(settings("text", f"{tmp_path}/c,d.txt"), tmp_path) == ["c,d"]  # under its literal name
+    assert texts(settings("text", f"{tmp_path}/{{x}}.txt"), tmp_path) == ["{x}"]
+    assert named_paths("~nobody{1,2}/x") == ["~nobody1/x", "~nobody2/x"]
 
 
 # Energon
@@ -181,7 +215,7 @@ def cut(path: Path, size: int) -> Path:
 
 BAD_SHARDS = {
     "no bytes": (lambda p: cut(write_tar(p, shard(0, ["a"])), 0), r"is empty \(0 bytes\)"),
-    "no sample": (lambda p: write_tar(p, []), "holds no sample"),
+    "no sample": (lambda p: write_tar(p, []), "holds no sample; name webdataset data that has some"),
     "cut in a header": (lambda p: cut(write_tar(p, shard(0, ["a", "b"])), 1024 + 200), "is cut off after 0 whole"),
     "cut in a part": (
         lambda p: cut(write_tar(p, shard(0, ["a", "y" * 900])), 512 * 8 + 100),
@@ -226,15 +260,51 @@ def test_what_is_whole_of_a_cut_shard_can_be_used(tmp_path):
         (lambda p: p.write_bytes(b"hello"), "is not a Parquet file"),
         (lambda p: cut(write_parquet(p, TEXTS), 300), "it is cut off"),
         (lambda p: write_parquet(p, TEXTS, column="body"), r"no column 'text' \(its columns: id, body\)"),
-        (lambda p: write_parquet(p, []), "holds no row"),
+        (lambda p: write_parquet(p, []), r"^data\.path=.*: holds no row; name parquet data that has some"),
     ],
 )
 def test_a_bad_table_is_one_line(make, words, tmp_path):
     make(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=words) as caught:
         check_paths(settings("parquet", tmp_path))
-        open_corpus(settings("parquet", tmp_path), tmp_path / "cache")
     assert "\n" not in str(caught.value)
+
+
+def empty_folder(path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": []}, features=datasets.Features(text=datasets.Value("string"))).save_to_disk(
+        path
+    )
+
+
+def full_folder(path: Path) -> None:
+    pytest.importorskip("datasets").Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "empty", "full", "what"),
+    [
+        ("parquet", lambda p: write_parquet(p, []), lambda p: write_parquet(p, ["a", "b"]), "row"),
+        ("datasets", empty_folder, full_folder, "row"),
+        (
+            "webdataset",
+            lambda p: write_tar(p, []),
+            lambda p: write_tar(p, [("a.text", b"a"), ("b.text", b"b")]),
+            "sample",
+        ),
+    ],
+)
+def test_an_empty_file_among_others_is_a_bad_sample_and_alone_it_is_no_data(kind, empty, full, what, tmp_path):
+    a, b = (tmp_path / name for name in ("a.tar", "b.tar"))
+    empty(a)
+    full(b)
+    with pytest.raises(UserError, match=f"^data\\.path={a}: holds no {what}; name {kind} data that has some"):
+        check_paths(settings(kind, a, max_bad_samples=9))
+    both = settings(kind, f"{a},{b}")
+    with pytest.raises(UserError, match=f"^{a}: holds no {what}; mend it, or skip more of them"):
+        check_paths(both)
+    both.max_bad_samples = 1
+    assert texts(both, tmp_path) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.data.check import check_paths
 from engine.data.mixture import PERIOD, sources, turns, validation_sets
 from engine.data.order import Order
 from engine.data.schedule import Turns
@@ -97,6 +99,29 @@ def test_validation_sets_that_cannot_be():
     assert [s.name for s in validation_sets(both)] == ["a"]
     with pytest.raises(UserError, match="there is no key weight"):
         validation_sets(Data(name="stdlib", validation=[entry()]))
+
+
+def test_what_is_wrong_with_a_source_is_said_under_its_own_keys(tmp_path):
+    write_jsonl(tmp_path / "x.jsonl", ["x"])
+    good = {"name": "good", "kind": "jsonl", "path": str(tmp_path / "x.jsonl")}
+    (tmp_path / "bad.parquet").write_bytes(b"hello")
+    (tmp_path / "empty.jsonl").write_text("")
+    cases = [
+        ({"name": "b", "kind": "text", "path": f"{tmp_path}/absent"}, "[1].path: '*/absent' does not exist"),
+        ({"name": "b", "kind": "text"}, "[1].kind=text needs *[1].path: files, folders or globs"),
+        ({"name": "b", "kind": "parquet", "path": f"{tmp_path}/bad.parquet"}, "[1].path: '*' is not a Parquet file"),
+        ({"name": "b", "kind": "jsonl", "path": f"{tmp_path}/empty.jsonl"}, "[1].path=*: every file there is empty"),
+        ({"name": "b", "kind": "energon", "path": f"{tmp_path}", "split": "x"}, "[1].path: '*' is not a prepared"),
+    ]
+    for entry, words in cases:
+        for data, key in (
+            (Data(name="mixture", mixture=[good, entry], held_out=0.0), "data.mixture"),
+            (Data(name="stdlib", validation=[good, entry], held_out=0.0), "data.validation"),
+        ):
+            with pytest.raises(UserError) as caught:
+                check_paths(data)
+            pattern = (key + words).replace("*[1]", f"*{key}[1]").replace("[", "[[]") + "*"
+            assert fnmatch(str(caught.value), pattern), str(caught.value)
 
 
 TEXTS = {

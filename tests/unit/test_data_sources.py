@@ -123,7 +123,7 @@ BAD_LINES = {
     b'{"text": "cut': "is not JSON",
     b'["text"]': "is not a JSON object",
     b'{"txt": "a", "id": 1}': r"has no key 'text' \(its keys: id, txt; data.field",
-    b'{"text": null}': "has a NoneType under 'text', not a string",
+    b'{"text": null}': "has null under 'text', not a string",
     b'{"text": "\xff"}': "is not UTF-8 .byte 10",
     b'{"text": "\\ud800"}': "half a surrogate pair",
     b"[" * 100_000: "is not JSON",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.data.formats.columns import no_column
+from engine.data.formats.files import rows_in_folder
 from engine.data.formats.records import Records
 from engine.data.sources import BadSamples
 from engine.errors import UserError
@@ -20,8 +21,12 @@ class DatasetsCorpus(Records):
 
         datasets.disable_progress_bars()
         self._lock = threading.Lock()  # the memory-mapped table answers one thread at a time
-        self._tables = []
+        self._tables: list[Any] = []
         for file in self.files:
+            if not rows_in_folder(file.path):  # one that `datasets` writes and then cannot read
+                bad.add(str(file.path), "holds no row")
+                self._tables.append([])
+                continue
             try:
                 table = datasets.load_from_disk(str(file.path))
             except Exception as error:  # datasets and pyarrow raise many kinds
@@ -29,8 +34,6 @@ class DatasetsCorpus(Records):
                 raise UserError(f"data.path: '{file.path}' cannot be read as a datasets folder ({why})") from None
             if self.field not in table.column_names:
                 raise no_column(file.path, self.field, table.column_names)
-            if not len(table):
-                bad.add(str(file.path), "holds no row")
             self._tables.append(table.select_columns([self.field]))
         return [len(table) for table in self._tables]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
+from engine.data.braces import braces, named_paths
 from engine.errors import UserError
 from engine.schema import Data
 
 META = ".nv-meta"
 SPLITS = ("split.yaml", "split.json")
 INFOS = (".info.json", ".info.yaml")
-BRACES = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
 
 
 def split_shards(folder: Path, split: str) -> list[str]:
@@ -67,7 +67,7 @@ def field_map(data: Data) -> Data:
 
 
 def folders(data: Data) -> list[Path]:
-    return [Path(part.strip()).expanduser() for part in (data.path or "").split(",") if part.strip()]
+    return [Path(name).expanduser() for name in named_paths(data.path or "")]
 
 
 def _excludes(folder: Path) -> list[str]:
@@ -87,19 +87,3 @@ def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"data.path: '{path}' is not a mapping")
     return content
-
-
-def braces(pattern: str) -> list[str]:
-    """A shell's brace expansion: `{000..002}` counts, as wide as it is written, and `{a,b}` chooses; not nested."""
-    match = BRACES.search(pattern)
-    if match is None:
-        return [pattern]
-    low, high, choice = match.groups()
-    if choice is not None:
-        values = choice.split(",")
-    else:
-        padded = any(len(x) > 1 and x.lstrip("-").startswith("0") for x in (low, high))
-        width, step = max(len(low), len(high)) if padded else 0, 1 if int(low) <= int(high) else -1
-        values = [f"{n:0{width}d}" for n in range(int(low), int(high) + step, step)]
-    rest = braces(pattern[match.end() :])
-    return [pattern[: match.start()] + value + tail for value in values for tail in rest]

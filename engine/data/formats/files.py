@@ -54,19 +54,59 @@ def energon_files(data: Data) -> list[tuple[str, str]]:
 def check_records(data: Data, bad: BadSamples) -> None:
     """Find what is wrong with record files without reading all of them. Raises UserError."""
     check_package(data.name)
-    files = list_files(data)[:SAMPLES_CHECKED]
+    files = list_files(data)
+    if data.name in ("datasets", "parquet"):
+        _check_tables(data, files, bad)
+        return
+    part = (field_map(data) if data.name == "energon" else data).field.partition(":")[0]
+    left_out = set(excluded(data)) if data.name == "energon" else set()
+    empty = [file for file in files[:SAMPLES_CHECKED] if not _check_shard(file, part, left_out, bad)]
+    _refuse_empty(data, files, empty, "sample", bad)
+
+
+def _check_tables(data: Data, files: list[SourceFile], bad: BadSamples) -> None:
+    looked = files[:SAMPLES_CHECKED]
     if data.name == "datasets":
-        for file in files:
+        for file in looked:
             _check_columns(file.path, _features(file.path), data.field)
-    elif data.name == "parquet":
-        for file in files:
+    else:
+        for file in looked:
             _check_ends(file.path)
         _check_parquet(files[0].path, data.field)
-    else:
-        part = (field_map(data) if data.name == "energon" else data).field.partition(":")[0]
-        left_out = set(excluded(data)) if data.name == "energon" else set()
-        for file in files:
-            _check_shard(file, part, left_out, bad)
+    has_rows = _rows_in_parquet if data.name == "parquet" else rows_in_folder
+    _refuse_empty(data, files, [file for file in looked if not has_rows(file.path)], "row", bad)
+
+
+def _refuse_empty(data: Data, files: list[SourceFile], empty: list[SourceFile], what: str, bad: BadSamples) -> None:
+    """UserError where no file holds anything; otherwise each empty one is a bad sample."""
+    if len(empty) == len(files):
+        raise UserError(f"data.path={data.path}: holds no {what}; name {data.name} data that has some")
+    for file in empty:
+        bad.add(str(file.path), f"holds no {what}")
+
+
+def _rows_in_parquet(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"data.path: '{path}' is not a whole Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def rows_in_folder(folder: Path) -> bool:
+    """Whether a `datasets` folder has a row. True where its files cannot be told: who opens it says what is wrong."""
+    import pyarrow as pa
+
+    for path in sorted(folder.glob("*.arrow")):
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+                if any(batch.num_rows for batch in batches):
+                    return True
+        except (OSError, pa.ArrowException):
+            return True
+    return False
 
 
 def _features(folder: Path) -> list[str]:
@@ -106,7 +146,8 @@ def _check_parquet(path: Path, field: str) -> None:
     _check_columns(path, columns, field)
 
 
-def _check_shard(file: SourceFile, part: str, left_out: set[str], bad: BadSamples) -> None:
+def _check_shard(file: SourceFile, part: str, left_out: set[str], bad: BadSamples) -> bool:
+    """Whether it holds anything: a sample, or something that is wrong."""
     samples = []
     try:
         for sample in itertools.islice(tar_samples(file.path), SAMPLES_CHECKED):
@@ -114,12 +155,11 @@ def _check_shard(file: SourceFile, part: str, left_out: set[str], bad: BadSample
                 samples.append(sample)
     except BadSample as why:
         bad.add(str(file.path), str(why))
-        return
-    if not samples and not left_out:
-        bad.add(str(file.path), "holds no sample")
+        return True
     if samples and not any(part in sample.parts for sample in samples):
         there = sorted({name for sample in samples for name in sample.parts})
         raise UserError(
             f"data.path: the samples of '{file.path}' have no part '{part}' (their parts: {', '.join(there[:12])}); "
             "data.field names the one that holds the text"
         )
+    return bool(samples or left_out)
