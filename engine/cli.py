@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import EXIT_INTERRUPTED, EXIT_USER, Stopped, UserError
 from engine.outlet import lasting_output
+from engine.verbs import VERBS, Parser, check_word, run_verb
 
 if TYPE_CHECKING:
     from engine.rundir import RunFolder
@@ -28,26 +29,23 @@ def main(family: str, arguments: list[str] | None = None) -> NoReturn:
 
 
 def console() -> NoReturn:
-    """The `zoo` command: `zoo list`, `zoo doctor`, `zoo parity A B`, `zoo <family> key=value ...`."""
-    from engine.help import list_families, zoo_help
-
+    """`zoo` and `python -m zoo`: `list`, `doctor`, `parity A B`, or a family with its `key=value ...`."""
     lasting_output()
-    words = sys.argv[1:]
+    sys.exit(guarded(lambda: zoo(sys.argv[1:])))
+
+
+def zoo(words: list[str]) -> int:
+    """The exit status of `zoo WORD ...`. UserError for a word that is neither a verb nor a family."""
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.exit(guarded(lambda: _print(zoo_help())))
+        from engine.help import zoo_help
+
+        return _print(zoo_help())
     if words[0] == "--version":
-        sys.exit(guarded(lambda: _print(_version())))
-    if words[0] == "list":
-        sys.exit(guarded(lambda: _print(list_families())))
-    if words[0] == "doctor":
-        from engine.doctor.command import doctor
-
-        sys.exit(guarded(lambda: doctor(words[1:])))
-    if words[0] == "parity":
-        from engine.parity.command import parity
-
-        sys.exit(guarded(lambda: parity(words[1:])))
-    main(words[0], words[1:])
+        return _print(_version())
+    if words[0] in VERBS:
+        return run_verb(words[0], words[1:])
+    check_word(words[0])
+    return command(words[0], words[1:])
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -76,13 +74,6 @@ def prepare(family: str, overrides: list[str]) -> Run:
     from engine.plan import plan
 
     return plan(family, overrides).run
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of a user."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help shows what there is")
 
 
 def _parser(family: str) -> argparse.ArgumentParser:

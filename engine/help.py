@@ -1,4 +1,4 @@
-"""What `--help` and `zoo list` say."""
+"""What `--help` says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.compose import compose, family_folder, group_options
 from engine.describe import descriptions
 from engine.family import Family, family_names, load_dotted, load_family
 from engine.schema import Run
+from engine.verbs import VERBS
 
 FIXED = ("schema_version", "family")
 
@@ -137,26 +138,20 @@ def families() -> list[Family]:
     return [load_family(name) for name in family_names()]
 
 
-def list_families() -> str:
-    """`zoo list`: one line for each family."""
-    rows = [("family", "shelf", "tasks", "sizes")]
-    rows += [(f.name, f.shelf, ", ".join(f.tasks), ", ".join(sizes(f))) for f in families()]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows
-    )
-
-
 def zoo_help() -> str:
     """`zoo --help`."""
+    from engine.catalogue import entry, plain
+
     example = next((f.name for f in families()), "FAMILY")
+    lines = [
+        *((verb.usage, verb.about) for verb in VERBS.values()),
+        ("zoo FAMILY [key=value]...", f"run one; the same as python -m zoo.FAMILY, for example zoo {example}"),
+        ("zoo FAMILY --help", f"its groups, choices and keys, for example zoo {example} --help"),
+        ("zoo --version", "the version"),
+    ]
     return (
-        "Train and evaluate any model of the zoo with one command.\n\n"
-        "Usage:\n"
-        "  zoo list                     the families, their sizes and tasks\n"
-        f"  zoo FAMILY [key=value]...    run one; the same as python -m zoo.FAMILY, for example zoo {example}\n"
-        f"  zoo FAMILY --help            its groups, choices and keys, for example zoo {example} --help\n"
-        "  zoo doctor                   whether this machine is fit, and what would make it faster\n"
-        "  zoo parity A B               whether two runs, of two machines for example, computed the same\n"
-        "  zoo --version                the version\n\n" + list_families()
+        "Train and evaluate any model of the zoo with one command.\n\nUsage (python -m zoo is the same as zoo):\n"
+        + "\n".join(f"  {usage:<28} {about}" for usage, about in lines)
+        + "\n\n"
+        + plain([entry(family) for family in families()])
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from engine.cli import Parser
 from engine.doctor.machine import detections, host_findings, obstacles
 from engine.doctor.packages import kernel_findings, version_findings
 from engine.doctor.report import Report, print_report
 from engine.doctor.selftest import self_test
 from engine.errors import UserError
+from engine.verbs import read_words
 from hardware import registry
 from hardware.base import Hardware
 
@@ -30,17 +30,13 @@ in a process of its own. Exit status: 0 healthy, 1 not healthy, 2 a mistake in t
 
 def doctor(words: list[str]) -> int:
     """Examine this machine and say what was found; the exit status. UserError for words that it does not know."""
-    parser = Parser(prog="zoo doctor", add_help=False, allow_abbrev=False)
-    parser.add_argument("settings", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    options = parser.parse_intermixed_args(words)
-    if options.help:
-        print(HELP)
+    given = read_words("zoo doctor", HELP, words)
+    if given is None:
         return 0
-    values = {"hardware": "auto", "output_dir": "outputs"} | _values(options.settings)
+    settings, as_json = given
+    values = {"hardware": "auto", "output_dir": "outputs"} | _values(settings)
     report = examine(_hardware(values["hardware"]), Path(values["output_dir"]))
-    if options.json:
+    if as_json:
         print(json.dumps(report.as_json(), indent=1))
     else:
         print_report(report)

@@ -12,13 +12,13 @@ from typing import Any, Optional
 import yaml
 
 from engine.checkpoint.headers import read_header
-from engine.cli import Parser
 from engine.errors import UserError
 from engine.metrics.writer import METRICS
 from engine.parity.checks import LIMITS, Check, Limits, print_checks, verdict
 from engine.parity.curves import compare_curves, read_steps
 from engine.parity.outputs import compare_outputs
 from engine.rundir import CONFIG
+from engine.verbs import read_words
 
 OUTPUTS = "outputs.safetensors"
 DIFFERENT = 1
@@ -69,21 +69,16 @@ class Side:
 
 def parity(words: list[str]) -> int:
     """Compare two runs; the exit status. UserError for what cannot be compared."""
-    parser = Parser(prog="zoo parity", add_help=False, allow_abbrev=False)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    options = parser.parse_intermixed_args(words)
-    if options.help:
-        print(HELP)
+    given = read_words("zoo parity", HELP, words)
+    if given is None:
         return 0
-    named, steps, folders = _settings(options.words)
+    named, steps, folders = _settings(given[0])
     a, b = (side(Path(folder)) for folder in folders)
     limits = LIMITS[named or ("bf16" if "bf16" in (a.precision, b.precision) else "fp32")]
     notes = list(unlike(a.config, b.config))
     checks = compare(a, b, limits, steps)
     within = all(check.within for check in checks)
-    if options.json:
+    if given[1]:
         report = {"within": within, "verdict": verdict(checks, limits), "limits": limits.name, "notes": notes}
         print(json.dumps(report | {"checks": [check.as_json() for check in checks]}, indent=1))
     else:
@@ -105,7 +100,7 @@ def compare(a: Side, b: Side, limits: Limits, steps: Optional[int] = None) -> li
     if curves[0] and curves[1]:
         checks += compare_curves(read_steps(curves[0]), read_steps(curves[1]), limits, steps)
     if not checks:
-        found = "; ".join(f"{x.path} holds {_contents(x)}" for x in (a, b))
+        found = "; ".join(dict.fromkeys(f"{x.path} holds {_contents(x)}" for x in (a, b)))
         raise UserError(f"{found}: nothing to compare; two runs of job=forward or two of job=train would be right")
     return checks
 

@@ -315,8 +315,11 @@ def test_the_controller_needs_neither_torch_nor_transformers(words, tmp_path):
 
 def test_zoo_lists_families_and_helps(capsys, monkeypatch):
     for words, expected in [
-        ([], ["zoo list", "zoo qwen3", "qwen3   llm    pretrain", " tiny, "]),
-        (["list"], ["family", "0_6b, 1_7b,", "32b"]),
+        ([], ["zoo list", "zoo doctor", "zoo parity A B", "python -m zoo is the same", " tiny, "]),
+        (["list"], ["family ", "0_6b, 1_7b,", "32b", "megatron, native", "transformers: Qwen3ForCausalLM, Qwen3Moe"]),
+        (["list", "--help"], ["Usage: zoo list [--json]"]),
+        (["doctor", "--help"], ["Usage: zoo doctor"]),
+        (["parity", "--help"], ["Usage: zoo parity A B"]),
         (["--version"], ["zooforge"]),
         (
             ["qwen3", "--help"],
@@ -330,11 +333,47 @@ def test_zoo_lists_families_and_helps(capsys, monkeypatch):
             cli.console()
         said = capsys.readouterr()
         assert (left.value.code, said.err) == (0, "") and [e for e in expected if e not in said.out] == []
-    monkeypatch.setattr(sys, "argv", ["zoo", "qwen"])
-    with pytest.raises(SystemExit) as left:
-        cli.console()
-    assert left.value.code == 2
-    assert "error: 'qwen' is not a model family; did you mean qwen3?" in capsys.readouterr().err
+    for words, said in (
+        (
+            ["qwn3"],
+            "error: 'qwn3' is neither a command of zoo (list, doctor, parity) nor a model family; did you mean qwen3",
+        ),
+        (["docter"], "did you mean doctor? (`zoo list` shows the families)"),
+        (["list", "x"], "error: zoo list: 'x' is not known"),
+        (["list", "--all"], "--help shows what there is"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["zoo", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.console()
+        error = capsys.readouterr().err
+        assert left.value.code == 2 and said in error and error.count("\n") == 1
+
+
+def test_the_list_is_a_table_on_a_terminal_and_json_where_asked(capsys, monkeypatch):
+    assert cli.zoo(["list", "--json"]) == 0
+    found = {one["family"]: one for one in json.loads(capsys.readouterr().out)}
+    sizes = {file.stem for file in (ROOT / "zoo" / "llm" / "qwen3" / "model").glob("*.yaml")}
+    assert set(found["qwen3"]["sizes"]) == sizes and found["qwen3"]["backends"] == ["megatron", "native"]
+    assert set(found) == {file.parent.name for file in (ROOT / "zoo").glob("*/*/recipe.yaml")}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.zoo(["list"]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) > 2 * len(found) and max(map(len, lines)) <= 80  # folded
+
+
+def test_the_package_is_the_command():
+    """`python -m zoo X` and `zoo X`, without torch."""
+    code = (
+        "import sys, runpy, atexit; sys.argv[0] = 'zoo'\n"
+        "atexit.register(lambda: print([m for m in ('torch', 'transformers', 'numpy', 'rich') if m in sys.modules]))\n"
+        "runpy.run_module('zoo', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "list"], cwd=ROOT, capture_output=True, text=True)
+    *listed, heavy = done.stdout.splitlines()
+    assert done.returncode == 0 and heavy == "[]" and any(line.startswith("qwen3 ") for line in listed)
+    done = subprocess.run([sys.executable, "-m", "zoo", "parity", "a"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "this names 1; zoo parity A B" in done.stderr
 
 
 @pytest.mark.parametrize("job", JOBS)

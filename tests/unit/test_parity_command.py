@@ -198,6 +198,10 @@ def test_what_cannot_be_compared_is_an_error_of_one_line(tmp_path, capsys):
         ([a, other_model], "model.hidden_size is 8 in A and 16 in B"),
         ([a, other_shape], "logits is [3, 7, 11] in A and [3, 7, 12] in B"),
         ([a, curve], "nothing to compare"),
+        (
+            [tmp_path, tmp_path],
+            f"error: {tmp_path} holds neither outputs.safetensors nor metrics.jsonl: nothing to compare",
+        ),
         ([curve, later], "share no training step"),
         ([a, cut], "truncated"),
         ([a, a, "steps=3"], "steps=3 has no effect"),

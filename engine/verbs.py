@@ -1,0 +1,69 @@
+"""What `zoo WORD` and `python -m zoo WORD` do: the same commands. Never imports torch or transformers."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import NoReturn, Optional
+
+from engine.errors import UserError
+from engine.family import family_names, load_dotted
+from engine.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command of its own: `run` takes the words behind it and gives the exit status."""
+
+    run: str  # module:function
+    usage: str
+    about: str
+
+
+VERBS = {
+    "list": Verb("engine.catalogue:catalogue", "zoo list", "the families, their sizes, tasks, backends and references"),
+    "doctor": Verb(
+        "engine.doctor.command:doctor", "zoo doctor", "whether this machine is fit, and what would make it faster"
+    ),
+    "parity": Verb(
+        "engine.parity.command:parity",
+        "zoo parity A B",
+        "whether two runs, of two machines for example, computed the same",
+    ),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of a user."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help shows what there is")
+
+
+def read_words(prog: str, text: str, words: list[str]) -> Optional[tuple[list[str], bool]]:
+    """The words of a verb without its flags, and whether --json is among these; None if they only asked for the help,
+    which is then printed. UserError for an unknown flag."""
+    parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    options = parser.parse_intermixed_args(words)
+    if options.help:
+        print(text)
+        return None
+    return options.words, options.json
+
+
+def run_verb(name: str, words: list[str]) -> int:
+    """The exit status of a verb's command."""
+    return load_dotted(VERBS[name].run)(words)
+
+
+def check_word(word: str) -> None:
+    """UserError, with the nearest words, for one that is neither a verb nor a family."""
+    known = [*VERBS, *family_names()]
+    if word not in known:
+        raise UserError(
+            f"'{word}' is neither a command of zoo ({', '.join(VERBS)}) nor a model family{did_you_mean(word, known)} "
+            "(`zoo list` shows the families)"
+        )
