@@ -27,6 +27,8 @@ def decoder(model: Any, backend: str) -> Iterator[str]:
 
 def rotary_channels(model: Any) -> int:
     """Channels of a head that positions rotate."""
+    if rotary := getattr(model, "qk_rope_head_dim", None):  # latent attention
+        return int(rotary)
     heads = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     return int(heads * getattr(model, "partial_rotary_factor", 1.0))
 
@@ -38,6 +40,15 @@ def activation(name: str, backend: str) -> Iterator[str]:
         return
     hint = "; backend=native has it" if name in ACTIVATIONS else did_you_mean(name, known)
     yield f"model.hidden_act={name}: backend={backend} has {', '.join(known)}{hint}"
+
+
+def whole_heads(model: Any) -> Iterator[str]:
+    """A width that does not divide into heads, which the reference classes refuse even where `head_dim` is given."""
+    if model.hidden_size % model.num_attention_heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not a multiple of "
+            f"model.num_attention_heads={model.num_attention_heads}; it must be"
+        )
 
 
 def topk(model: Any, chosen: str = "num_experts_per_tok", experts: str = "num_experts") -> Iterator[str]:

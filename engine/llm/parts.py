@@ -79,6 +79,47 @@ def grouped_attention(
     return parts
 
 
+def latent_attention(
+    hidden: int,
+    heads: int,
+    *,
+    query_rank: int | None,
+    rank: int,
+    plain: int,
+    rotary: int,
+    value: int,
+    bias: bool = False,
+    prefix: str = "self_attn.",
+) -> list[Part]:
+    """Multi-head latent attention (DeepSeek-V2): queries and what keys and values share come from narrow latents.
+
+    A head's query and key have `plain` channels without and `rotary` with positions. `query_rank` None: queries come
+    from the hidden states directly. `bias` is that of the projections to latents and of the output.
+    """
+    own = "self_attention.linear_"
+    wide, down = heads * (plain + rotary), [("kv_a_proj_with_mqa", "kv_down_proj", rank + rotary)]
+    parts = [
+        matrix(f"{prefix}kv_a_layernorm.weight", "self_attention.kv_layernorm.weight", (rank,)),
+        matrix(f"{prefix}kv_b_proj.weight", f"{own}kv_up_proj.weight", (heads * (plain + value), rank), "rows"),
+        matrix(f"{prefix}o_proj.weight", f"{own}proj.weight", (hidden, heads * value), "columns"),
+    ]
+    if query_rank is None:
+        parts.append(matrix(f"{prefix}q_proj.weight", f"{own}q_proj.weight", (wide, hidden), "rows"))
+    else:
+        down.append(("q_a_proj", "q_down_proj", query_rank))
+        parts += [
+            matrix(f"{prefix}q_a_layernorm.weight", "self_attention.q_layernorm.weight", (query_rank,)),
+            matrix(f"{prefix}q_b_proj.weight", f"{own}q_up_proj.weight", (wide, query_rank), "rows"),
+        ]
+    for published, megatron, rows in down:
+        parts.append(matrix(f"{prefix}{published}.weight", f"{own}{megatron}.weight", (rows, hidden)))
+        if bias:
+            parts.append(matrix(f"{prefix}{published}.bias", f"{own}{megatron}.bias", (rows,)))
+    if bias:
+        parts.append(matrix(f"{prefix}o_proj.bias", f"{own}proj.bias", (hidden,)))
+    return parts
+
+
 GATED = ("gate_proj", "up_proj", "down_proj")
 
 

@@ -56,6 +56,8 @@ def matmul_parameters(published: Mapping[str, tuple[int, ...]], active: Fraction
 
 
 def head_dim(model: Any) -> int:
+    if hasattr(model, "v_head_dim"):  # latent attention: of its two products one is as wide as keys, one as values
+        return (model.head_channels + model.v_head_dim) // 2
     return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
 
 

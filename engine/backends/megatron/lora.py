@@ -22,6 +22,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
 
+from engine.backends.megatron.mla import ReplicatedLinear
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.state import global_name, published_blocks
 from engine.checkpoint.weight_map import Block, Shape, WeightMap
@@ -35,10 +36,10 @@ def attach(model: CausalLM, weight_map: WeightMap, settings: Lora) -> None:
     model.requires_grad_(False)
     targets = linear_layers(weight_map.published, settings.targets)
     for local, module in list(model.named_modules()):
-        if isinstance(module, (ColumnParallelLinear, RowParallelLinear)) and module.weight is not None:
+        if isinstance(module, tuple(KINDS)) and module.weight is not None:
             blocks = published_blocks(weight_map, global_name(model, f"{local}.weight"), module.weight)
             if wanted := [b for b in blocks if b.name.removesuffix(".weight") in targets]:
-                kind = ColumnAdapter if isinstance(module, ColumnParallelLinear) else RowAdapter
+                kind = next(kind for layer, kind in KINDS.items() if isinstance(module, layer))
                 module.adapter = kind(module, wanted, settings)
                 module.register_forward_hook(_add)
     if model.pre_process:
@@ -156,3 +157,29 @@ class RowAdapter(Adapter):
         elif self._ranks > 1:
             inner = reduce_from_tensor_model_parallel_region(inner, group=self._group)
         return linear(inner, pair.lora_B) * self._scale
+
+
+class ReplicatedAdapter(Adapter):
+    """Beside a layer that every rank has whole: all features of this rank's tokens, in and out."""
+
+    def __init__(self, layer: ReplicatedLinear, blocks: Sequence[Block], settings: Lora) -> None:
+        super().__init__(layer, blocks, settings)
+        (block,) = blocks
+        r, name, (rows, columns) = settings.r, block.name.removesuffix(".weight"), layer.weight.shape
+        pair = Pair((r, columns), (rows, r), layer.weight)
+        down = Block(f"{name}.lora_A.weight", (r, columns), (0, 0), (r, columns), (0, 0))
+        up = Block(f"{name}.lora_B.weight", (rows, r), (0, 0), (rows, r), (0, 0))
+        pair.place("lora_A", [down], None, layer, partial=True)
+        pair.place("lora_B", [up], None, layer, partial=True)
+        self.add_module(last(name), pair)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (pair,) = self._pairs()
+        return linear(linear(self._dropped(x), pair.lora_A), pair.lora_B) * self._scale
+
+
+KINDS: dict[type, type[Adapter]] = {
+    ColumnParallelLinear: ColumnAdapter,
+    RowParallelLinear: RowAdapter,
+    ReplicatedLinear: ReplicatedAdapter,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,10 +15,19 @@ from engine.errors import UserError
 
 
 class Rope:
-    """Angles of a model's rotary embedding. Called with positions [T], gives fp32 [T, 1, 1, head_dim]."""
+    """Angles of a model's rotary embedding. Called with positions [T], gives fp32 [T, 1, 1, head_dim].
 
-    def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> None:
-        """`scaling` is a published `rope_scaling`; UserError if it asks for what is not supported here."""
+    A `head_dim` below that of the heads is of those first channels that positions rotate.
+    """
+
+    def __init__(
+        self, head_dim: int, theta: float, scaling: dict[str, Any] | None = None, *, pairs: bool = False
+    ) -> None:
+        """`scaling` is a published `rope_scaling`; UserError if it asks for what is not supported here.
+
+        `pairs`: neighbouring channels are rotated together (GLM, ERNIE), not those of a head's two halves.
+        """
+        self.pairs = pairs
         self.kind, self.scaling = scaling_kind(scaling), scaling or {}
         self.inv_freq = inverse_frequencies(head_dim, theta, self.kind, self.scaling)
 
@@ -25,14 +35,43 @@ class Rope:
         if self.inv_freq.device != positions_T.device:
             self.inv_freq = self.inv_freq.to(positions_T.device)
         angles = positions_T.float()[:, None] * self.inv_freq[None, :]
-        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+        both = angles.repeat_interleave(2, -1) if self.pairs else torch.cat([angles, angles], dim=-1)
+        return both[:, None, None, :]
 
     def configure(self, config: TransformerConfig) -> None:
-        """Tell megatron-core's attention the factor on cosine and sine that YaRN asks for."""
+        """Tell megatron-core's attention what is rotated, and the factor on cosine and sine that YaRN asks for."""
+        config.rotary_interleaved = self.pairs
         if self.kind == "yarn":
             config.yarn_rotary_scaling_factor = self.scaling["factor"]
             config.yarn_mscale = self.scaling.get("mscale") or None
             config.yarn_mscale_all_dim = self.scaling.get("mscale_all_dim") or None
+
+
+class Ropes:
+    """Several rotary embeddings, one for each kind of layer: their angles one after another in the last dimension."""
+
+    def __init__(self, *ropes: Rope) -> None:
+        self.ropes = ropes
+        ends = list(accumulate(2 * rope.inv_freq.numel() for rope in ropes))
+        self.shares = tuple(zip([0, *ends[:-1]], ends, strict=True))  # of the angles, from and to
+
+    def __call__(self, positions_T: Tensor) -> Tensor:
+        return torch.cat([rope(positions_T) for rope in self.ropes], dim=-1)
+
+    def configure(self, config: TransformerConfig) -> None:
+        """The kinds may differ in base and width alone: everything else would have to be told to each layer."""
+
+
+def magnitude(kind: str, scaling: dict[str, Any]) -> float:
+    """YaRN's factor on cosine and sine (arXiv 2309.00071, section 3.4), as `mscale` and `mscale_all_dim` change it."""
+    if kind != "yarn" or scaling["factor"] <= 1:
+        return 1.0
+
+    def grown(mscale: float) -> float:
+        return 0.1 * mscale * math.log(scaling["factor"]) + 1.0
+
+    mscale, every = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return grown(mscale) / grown(every) if mscale and every else grown(1.0)
 
 
 def scaling_kind(scaling: dict[str, Any] | None) -> str:

@@ -1,0 +1,12 @@
+"""Where each published DeepSeek-V2 tensor lives in the Megatron model. Free of torch."""
+
+from __future__ import annotations
+
+from engine.checkpoint.weight_map import WeightMap
+from engine.llm.latent import latent_map
+from zoo.deepseek_v2.config import DeepseekV2Config
+
+
+def weight_map(config: DeepseekV2Config) -> WeightMap:
+    """The weight map of one configuration."""
+    return latent_map(config)
