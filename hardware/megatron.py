@@ -59,6 +59,35 @@ class Attribute:
 
 
 @dataclass(frozen=True)
+class Everywhere:
+    """The object `module:dotted.name` becomes `make(object)`, also in every module that holds a copy, by any name."""
+
+    target: str
+    make: Callable[[Any], Any]
+    reason: str
+
+    def apply(self) -> Undo:
+        owner, name, old = resolve(self.target)
+        new = self.make(old)
+        modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+        held = {
+            (id(place), key): (place, key)
+            for place in modules
+            for key, value in list(vars(place).items())
+            if value is old
+        }
+        held[id(owner), name] = (owner, name)
+        for place, key in held.values():
+            setattr(place, key, new)
+
+        def undo() -> None:
+            for place, key in held.values():
+                setattr(place, key, old)
+
+        return undo
+
+
+@dataclass(frozen=True)
 class Recode:
     """A function's code with some constants or attribute names exchanged, in place.
 

@@ -14,9 +14,11 @@ from typing import Any
 from hardware.base import ChipSpec, Detection, Fact, HardwareError, Rewrite
 from hardware.cuda import VISIBLE, CudaRuntime, share_of_devices, visible_devices
 from hardware.host import threads, usable_cores, with_user_values
+from hardware.kernels.registry import Kernel
 from hardware.kunlun import cards, environment
 
 CAPABILITIES = frozenset({"overlap"})
+KERNELS = (Kernel("swiglu", "xpytorch", "hardware.kunlun.swiglu:KERNEL", 10, ("torch_xmlir",), ("bf16",)),)
 PRESS = Fact(345e12, "press reports; there is no datasheet", "press")
 UNKNOWN = Fact(None, "no figure is published", "unknown")
 PEAK = {"bf16": UNKNOWN, "fp16": PRESS, "tf32": UNKNOWN, "fp32": UNKNOWN}
@@ -114,6 +116,9 @@ class Kunlun(CudaRuntime):
         from hardware.kernels.attention import ReferenceAttention
 
         return ReferenceAttention()
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return KERNELS
 
     def megatron(self) -> Any:
         from hardware.kunlun.megatron import KunlunMegatron

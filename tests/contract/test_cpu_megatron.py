@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from hardware.base import HardwareError
 from hardware.cpu.megatron import CpuMegatron, TorchOnCpu
 from hardware.megatron import Attribute, MegatronAdapter, ModuleGlobal, Recode, resolve
+from tests.contract.adapters import changed, snapshot
 
 
 @pytest.fixture
@@ -24,32 +23,6 @@ def adapter() -> Iterator[CpuMegatron]:
     adapter.revert()
     yield adapter
     adapter.revert()
-
-
-def snapshot() -> dict[str, Any]:
-    """Everything a rebinding could reach: globals and class members of megatron-core and torch, and functions' code."""
-    seen: dict[str, Any] = {}
-    names = [name for name in sys.modules if name.startswith("megatron.core") or name in ("torch", "torch.cuda")]
-    names += ["torch.distributed.distributed_c10d", "torch.cuda.random"]
-    for name in names:
-        module = importlib.import_module(name)
-        for key, value in vars(module).items():
-            seen[f"{name}:{key}"] = (value, code_of(value))
-            if isinstance(value, type) and value.__module__ == name:
-                members = vars(value).items()
-                seen |= {f"{name}:{key}.{member}": (v, code_of(v)) for member, v in members}
-    seen |= {f"Tensor.{key}": (value, None) for key, value in vars(torch.Tensor).items()}
-    return seen
-
-
-def code_of(value: Any) -> Any:
-    value = getattr(value, "__func__", value)
-    return value.__code__ if isinstance(value, types.FunctionType) else None
-
-
-def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    same = {key for key in before if key in after and all(a is b for a, b in zip(before[key], after[key], strict=True))}
-    return (set(before) | set(after)) - same
 
 
 def test_revert_leaves_nothing(adapter: CpuMegatron) -> None:

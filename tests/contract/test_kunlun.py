@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from engine.cli import prepare
 from engine.errors import UserError
+from engine.schema import Run
 from hardware import registry
 from hardware.base import HardwareError
 from hardware.kunlun import Kunlun, cards
@@ -219,22 +221,50 @@ def flat(values, prefix="") -> dict:
     return found
 
 
+# What `auto` becomes by what the hardware supports: nothing else outside `hardware` may differ but a logged rewrite.
+RESOLVED = {"precision.compile"}
+NATIVE = ("backend=native", "precision=bf16")
+
+
+def sizes(family: str) -> list[str]:
+    return sorted(path.stem for path in (FAMILIES[family] / "model").glob("*.yaml"))
+
+
+def differences(family: str, *words: str) -> tuple[set[str], set[str]]:
+    """(keys outside `hardware` that differ between nvidia and kunlun, keys of the rewrites that kunlun logged)."""
+    words = ("launcher=print", "run_id=x", *words)
+    theirs, ours = (flat(prepare(family, [f"hardware={name}", *words])) for name in ("nvidia", "kunlun"))
+    assert theirs["hardware.rewrites"] == []
+    different = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
+    kept = {key for key in different if not key.startswith("hardware.")}
+    return kept, {record["key"] for record in ours["hardware.rewrites"]}
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize("words", [(), ("backend=native", "precision=bf16"), ("precision.compile=true",)])
-def test_the_same_recipe_as_on_nvidia(family, words):
+def test_the_same_recipe_as_on_nvidia(family):
     """Frozen configs differ under `hardware`, in the logged rewrites, and in what `auto` became."""
-    if words == ("precision.compile=true",):
-        words = ("backend=native", "precision=bf16", *words)
-    words = ["launcher=print", "run_id=x", *words]
+    different, logged = differences(family)
+    assert different <= RESOLVED and not logged
     try:
-        theirs, ours = (flat(prepare(family, [f"hardware={name}", *words])) for name in ("nvidia", "kunlun"))
+        different, logged = differences(family, *NATIVE)
+        assert different == RESOLVED and not logged
+        different, logged = differences(family, *NATIVE, "precision.compile=true")
+        assert different == logged == {"precision.compile"}
     except UserError as error:
         pytest.skip(f"{family} has no such run: {error}")
-    logged = {record["key"] for record in ours["hardware.rewrites"]}
-    different = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
-    resolved = {"precision.compile"} if "precision.compile=true" not in words else set()
-    assert {key for key in different if not key.startswith("hardware.")} <= logged | resolved
-    assert logged == ({"precision.compile"} if "precision.compile=true" in words else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_same_recipe_as_on_nvidia_in_every_size(family):
+    for size in sizes(family):
+        different, logged = differences(family, f"model={size}")
+        assert different <= RESOLVED and not logged, size
+
+
+def test_what_auto_may_become_is_auto_in_every_recipe():
+    """The listed keys have no value before the hardware is known, so they are nobody's choice."""
+    assert all(attrgetter(key)(Run()) is None for key in RESOLVED)
 
 
 def test_strict_refuses_a_rewrite_with_what_would_be_right():

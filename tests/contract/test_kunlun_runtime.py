@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 from hardware.kunlun.environment import COMMON
+from tests.contract.kunlun_run import REPO, Host
+from tests.contract.kunlun_run import environment as fake_environment
 from tests.ranks import free_port
 
-REPO = Path(__file__).parent.parent.parent
-FAKE = Path(__file__).parent / "fake_kunlun"
 TORCH = ".".join(version("torch").split(".")[:2])
 
 
 def environment(**own: str) -> dict[str, str]:
-    """What a worker gets, with the fake runtime installed."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "XPU_", "FAKE_"))}
-    paths = {"PYTHONPATH": f"{FAKE}{os.pathsep}{REPO}", "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    return kept | COMMON | paths | {"ZOOFORGE_KUNLUN_TORCH": TORCH} | own
+    return fake_environment(TORCH, **own)
 
 
 def start(**own: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +89,21 @@ start_plugin("0.19.2")
 import xpu_plugin
 said.append(str(xpu_plugin.CALLS))
 dist.destroy_process_group()
+
+from hardware.kernels.gated_mlp import swiglu, swiglu_backward
+from hardware.kernels.registry import choose
+choice = choose("swiglu", plugin.kernels(), "bf16", strict=True)
+kernel = choice.kernel.load()
+for rows, width in ((5, 7), (1, 1), (0, 4)):
+    fused = torch.randn(rows, 2 * width).bfloat16()
+    grad = torch.randn(width, rows).bfloat16().t()  # not contiguous, as a gradient may be
+    torch.testing.assert_close(kernel.forward(fused), swiglu(fused))
+    for ours, theirs in zip(kernel.backward(fused, grad), swiglu_backward(fused, grad)):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-2)
+said.append(str(choice))
+for trap in (lambda: dist.all_reduce(total, op=dist.ReduceOp.AVG), lambda: total.copy_(total, non_blocking=True)):
+    try: trap()
+    except RuntimeError as error: said.append(str(error))
 print("\\n".join(said))
 """
 
@@ -115,7 +124,7 @@ def test_two_ranks_start_and_reduce():
         out, err = rank.communicate(timeout=120)
         assert rank.returncode == 0, err
         assert "SYMBOL_REWRITE torch success" in err  # what the runtime says is shown, not swallowed
-        mismatch, nothing, total, plugin, calls = out.splitlines()
+        mismatch, nothing, total, plugin, calls, kernel, mean, copy = out.splitlines()
         assert f"torch_xmlir 3.6.0.0 is published for torch 2.5 and 2.9, and this is {TORCH}" in mismatch
         assert "no device is visible (runtime 0, torch 0)" in nothing
         assert total == "3.0"
@@ -123,26 +132,20 @@ def test_two_ranks_start_and_reduce():
             "hardware=kunlun: xpu_plugin does not take megatron-core 0.19.2: RuntimeError: cannot patch this version"
         )
         assert calls == "['init', 'init']"
+        assert kernel == "xpytorch"
+        assert "AVG is not supported" in mean and "not finished" in copy  # so training reaches neither
 
 
 def test_a_command_gives_workers_the_environment_before_torch_and_leaves_nothing_when_it_fails(tmp_path):
-    dev, notes = tmp_path / "dev", tmp_path / "notes"
-    notes.mkdir()
-    (dev / "net").mkdir(parents=True)
-    for name in ("xpuctrl", "xpu0", "xpu1"):
-        (dev / name).touch()
-    own = {"FAKE_DEV": str(dev), "FAKE_NOTES": str(notes), "FAKE_XPYTORCH": "no-marker", "FAKE_CARDS": "PCIe:0,PCIe:0"}
-    clean = {key: value for key, value in environment(**own).items() if key not in COMMON}
-    command = [sys.executable, "-m", "zoo.qwen3", "hardware=auto", "parallelism=dp2"]
-    done = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True)
+    host = Host(tmp_path, TORCH, cards="PCIe:0,PCIe:0")
+    done = host.command(["hardware=auto", "parallelism=dp2"], FAKE_XPYTORCH="no-marker")
     assert done.returncode == 2, done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
         "error: hardware=kunlun: the runtime is only half installed: its start did not print 'SYMBOL_REWRITE torch "
         "success'; python -m torch_xmlir --doctor says more"
     ]
     assert "Traceback" not in done.stderr and not (tmp_path / "outputs").exists()
-    seen = [json.loads(file.read_text()) for file in notes.iterdir()]
-    workers = [note for note in seen if "engine.worker" in note["command"]]
+    workers = host.workers()
     assert len(workers) == 2
     for worker in workers:
         assert not worker["torch"]

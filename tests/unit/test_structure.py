@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 import zipfile
@@ -35,11 +34,49 @@ def test_a_family_imports_no_other(family: str) -> None:
         assert not reached & others, file
 
 
+DEVICES = ("cuda", "nccl")
+
+
+def devices_named(tree: ast.AST) -> list[str]:
+    """What ties code to one kind of device: torch.cuda however it is reached, .cuda() calls, names of both."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "cuda" and ast.unparse(node.value) == "torch":
+            found.append("torch.cuda")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            found.append(".cuda(")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(":")[0] in DEVICES:
+            found.append(node.value)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = f"{getattr(node, 'module', '') or ''}."
+            names = [f"{module}{alias.name}".lstrip(".") for alias in node.names]
+            found += [name for name in names if name == "torch.cuda" or name.startswith("torch.cuda.")]
+    return found
+
+
 def test_only_hardware_names_a_device() -> None:
-    forbidden = re.compile(r"""torch\.cuda|["']cuda(:\d+)?["']|["']nccl["']""")
     files = [f for d in ("engine", "zoo", "eval", "conf", "bench") for f in (REPO / d).rglob("*.py")]
     assert files
-    assert not [f"{f}: {m[0]}" for f in files if (m := forbidden.search(f.read_text()))]
+    assert not {str(f): named for f in files if (named := devices_named(ast.parse(f.read_text())))}
+
+
+@pytest.mark.parametrize(
+    "code, named",
+    [
+        ("torch.cuda.synchronize()", ["torch.cuda"]),
+        ("x.cuda()", [".cuda("]),
+        ("x.to('cuda:1')", ["cuda:1"]),
+        ('device = "cuda"', ["cuda"]),
+        ("init_process_group('nccl')", ["nccl"]),
+        ("import torch.cuda", ["torch.cuda"]),
+        ("from torch import cuda", ["torch.cuda"]),
+        ("from torch.cuda import Stream", ["torch.cuda.Stream"]),
+        ("def f(x):\n    return [t.cuda(0) for t in x]", [".cuda("]),
+        ("'cudagraphs and torch.cuda in words'; hardware.device(0)", []),
+    ],
+)
+def test_each_way_to_name_a_device_is_seen(code: str, named: list[str]) -> None:
+    assert devices_named(ast.parse(code)) == named
 
 
 @pytest.mark.parametrize("shelf", SHELVES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
@@ -14,6 +15,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from engine.backends.megatron.grouped import GroupedExperts
 from engine.backends.megatron.router import Objective, Router
 from engine.backends.megatron.spec import SpecProvider, layer_spec
+from engine.errors import UserError
 from engine.moe.balance import step_losses
 from engine.moe.mixture import Mixture
 from engine.schema import Run
@@ -63,7 +65,13 @@ def mixture_layers(
 
 def mixture_spec(run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, objective: Objective) -> Any:
     """The layer of experts that stands in an MLP's place."""
-    parts: MoESubmodules = get_moe_module_spec_for_backend(provider, mixture.experts).keywords["submodules"]
+    spec = get_moe_module_spec_for_backend(provider, mixture.experts)
+    if not isinstance(spec, partial):
+        raise UserError(
+            f"backend=megatron trains experts with megatron-core 0.19, and this is {version('megatron-core')}; "
+            "there, dense models would run"
+        )
+    parts: MoESubmodules = spec.keywords["submodules"]
     if grouped(run, hardware):
         parts.experts = partial(GroupedExperts, matmul=hardware.grouped_matmul() or one_by_one)
     parts.router = partial(Router, mixture=mixture, objective=objective)

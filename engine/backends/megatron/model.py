@@ -17,6 +17,7 @@ from engine.backends.megatron import groups
 from engine.backends.megatron.attention import Documents
 from engine.backends.megatron.context_parallel import all_tokens, chunks, share
 from engine.backends.megatron.rope import Rope
+from engine.backends.megatron.spec import mark_shares
 from engine.data.batch import IGNORE, Batch, sample_rows
 
 
@@ -98,6 +99,7 @@ class CausalLM(GPTModel):
             position_embedding_type="none",  # `rope` knows the positions of packed documents
             vp_stage=stage,
         )
+        mark_shares(self)
         self.rope = rope
         self.published_vocab_size = vocab_size
 
@@ -126,7 +128,7 @@ class CausalLM(GPTModel):
 
     def _loss(self, logits_T1V: Tensor, labels_T1: Tensor) -> Tensor:
         supervised = labels_T1 != IGNORE
-        loss = vocab_parallel_cross_entropy(logits_T1V, labels_T1.where(supervised, 0), tp_group=self.pg_collection.tp)
+        loss = vocab_parallel_cross_entropy(logits_T1V, labels_T1.where(supervised, 0))
         return loss.where(supervised, 0.0).squeeze(1)
 
     def _gather(self, logits_T1V: Tensor, documents: Documents) -> Tensor:

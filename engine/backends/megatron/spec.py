@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.tensor_parallel.layers import RowParallelLinear
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -58,6 +59,21 @@ class SpecProvider(LocalSpecProvider):
         return partial(CoreAttention, kernels=self._hardware.attention())
 
 
+SHARED_ALONG = ((VocabParallelEmbedding, 0), (ColumnParallelLinear, 0), (RowParallelLinear, 1))
+
+
+def mark_shares(model: torch.nn.Module) -> None:
+    """Mark the matrices that tensor-parallel ranks share, on which the gradient's norm and checkpoints depend.
+
+    megatron-core 0.16 does so only where it also draws initial weights; later versions always.
+    """
+    for module in model.modules():
+        dim = next((dim for kind, dim in SHARED_ALONG if isinstance(module, kind)), None)
+        weight = getattr(module, "weight", None)
+        if dim is not None and weight is not None and not hasattr(weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(weight, True, dim, 1)
+
+
 def attention_spec(provider: SpecProvider, qk_norm: bool = False, output_bias: bool = False) -> ModuleSpec:
     """Self-attention with grouped queries; optionally with norms of queries and keys, and a bias on the output."""
     norm = provider.layer_norm(for_qk=True) if qk_norm else None
@@ -77,6 +93,8 @@ def attention_spec(provider: SpecProvider, qk_norm: bool = False, output_bias: b
 def mlp_spec(provider: SpecProvider) -> Any:
     """The dense MLP; gated and with which activation is for the TransformerConfig to say."""
     parts = MLPSubmodules(linear_fc1=provider.column_parallel_linear(), linear_fc2=provider.row_parallel_linear())
+    if not hasattr(MLP, "as_mlp_submodule"):  # megatron-core 0.16, on the Kunlun image
+        return ModuleSpec(module=MLP, submodules=parts)
     return partial(MLP.as_mlp_submodule, submodules=parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any, Optional
 
 import torch
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +21,8 @@ from engine.backends.native.shards import Shard, owners, rows_of
 from engine.errors import UserError
 
 BROADCAST_BYTES = 64 << 20
+# Weights are loaded later. torch 2.5 broadcasts what is there first, and only loses time.
+WITHOUT_FIRST_BROADCAST = {"init_sync": False} if "init_sync" in signature(DistributedDataParallel).parameters else {}
 
 
 class Replicated:
@@ -32,7 +34,7 @@ class Replicated:
         self.module = model
         if wrap and ranks > 1:
             self.module = DistributedDataParallel(
-                model, broadcast_buffers=False, init_sync=False, gradient_as_bucket_view=True
+                model, broadcast_buffers=False, gradient_as_bucket_view=True, **WITHOUT_FIRST_BROADCAST
             )
 
     def _cut(self, model: nn.Module, rank: int, ranks: int) -> list[Shard]:
@@ -98,6 +100,13 @@ class FullySharded:
     """FSDP2: every parameter is cut along dimension 0 over the ranks of a mesh's last dimension."""
 
     def __init__(self, model: nn.Module, device: torch.device, mesh: DeviceMesh, bf16: bool) -> None:
+        try:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        except ImportError:
+            raise UserError(
+                f"parallelism.strategy=fsdp and hsdp need torch 2.6, and this is {torch.__version__}; zero1 would run"
+            ) from None
+
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
         memory = Memory(device)
         # A layer gets its memory and gives most of it back before the next one: the whole model never fits a rank.
@@ -118,7 +127,6 @@ class FullySharded:
         return Shard(name, shape, offset, parameter, local, owned=replica == 0, updated=trained, trained=trained)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
-        assert isinstance(self.module, FSDPModule)
         self.module.set_requires_gradient_sync(last)
         return nullcontext()
 

@@ -27,8 +27,11 @@ def announce() -> None:
 
 def patch_cuda() -> None:
     """Source: reports of P800 runs; available, every card is called "GPU", capability 8.6 (high)."""
+    import card_memory
     import torch
 
+    card_memory.give_devices()
+    card_memory.give_tensors()
     torch.cuda.is_available = lambda: cards() > 0
     torch.cuda.device_count = cards
     torch.cuda.get_device_name = lambda device=None: "GPU"
@@ -36,14 +39,19 @@ def patch_cuda() -> None:
 
 
 def patch_traps() -> None:
-    """Source: reports of P800 runs; event times are 0 and asking for stream priorities fails (high)."""
+    """Source: reports of P800 runs; event times are 0, stream priorities fail (high); more in operators."""
+    import operators
     import torch
+
+    operators.define_swiglu()
 
     def priority_range() -> None:
         raise RuntimeError("INTERNAL ASSERT FAILED")
 
     torch.cuda.Stream.priority_range = staticmethod(priority_range)
     torch.cuda.Event.elapsed_time = lambda self, other: 0.0
+    operators.refuse_means()
+    operators.refuse_asynchronous_copies()
 
 
 def patch_distributed() -> None:
