@@ -34,6 +34,7 @@ COUNTS = {
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings"),
         *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
+        *("shared_expert_intermediate_size", "kv_channels", "seq_length"),
     ),
 }
 NOT_NEGATIVE = (
@@ -63,6 +64,7 @@ POSITIVE = (
     "optim.eps",
     "model.rms_norm_eps",
     "model.rope_theta",
+    *("model.layer_norm_epsilon", "model.rotary_emb_base"),
 )
 
 

@@ -19,6 +19,7 @@ class Variant:
     config: str
     reference: str
     reference_config: str
+    architecture: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Family:
     megatron: str  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
     tasks: tuple[str, ...]
     check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch
+    architecture: str | None = None  # the class that a published config.json names, where it is not the reference's
     variants: tuple[Variant, ...] = ()  # architectures besides the one above, such as the MoE sizes of a dense family
 
     @property
@@ -46,7 +48,7 @@ class Family:
         """The family's card for one of its architectures; None means this one."""
         for variant in self.variants:
             if variant.model_type == model_type:
-                this = Variant(self.model_type, self.config, self.reference, self.reference_config)
+                this = Variant(self.model_type, self.config, self.reference, self.reference_config, self.architecture)
                 others = tuple(other for other in self.variants if other is not variant)
                 return replace(self, **vars(variant), variants=(this, *others))
         return self

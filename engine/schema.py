@@ -6,7 +6,7 @@ Hydra composes plain YAML into these classes (unknown keys and wrong types are e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Optional
 
 from omegaconf import MISSING
@@ -290,6 +290,10 @@ class ModelConfig:
     def mixture(self) -> Optional[Mixture]:
         """The model's experts; None if it is dense."""
         return None
+
+    def reference_keys(self) -> dict[str, Any]:
+        """The keys of the reference's config class: the published ones, where a family does not say otherwise."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MODEL_ONLY_KEYS}
 
 
 MODEL_ONLY_KEYS = ("name", "weights", "model_type")  # the keys above: never written to config.json

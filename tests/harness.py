@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.family import Family, load_dotted, load_family
+from tests import layouts
 from tests.freezing import freeze
 from tests.ranks import Ranks
 
@@ -98,6 +99,20 @@ class Case:
         return f"{self.family}-{self.name}"
 
 
+class Hashed(dict[str, Any]):
+    """A published object, such as `rope_scaling`, that can be a part of a cache's key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(str(sorted(self.items())))
+
+
+def hashable(value: Any) -> Any:
+    """A published value that can be a part of a cache's key."""
+    if isinstance(value, list):
+        return tuple(value)
+    return Hashed(value) if isinstance(value, dict) else value
+
+
 @cache
 def discover() -> list[tuple[Case, bool]]:
     """Every case of every family that brings a parity.yaml, and whether it is the quick one of its architecture."""
@@ -108,7 +123,7 @@ def discover() -> list[tuple[Case, bool]]:
         for name, changes in content["cases"].items():
             merged = content["base"] | (changes or {})
             # As hashable values: a case is a key of caches.
-            items = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in merged.items())
+            items = tuple((key, hashable(value)) for key, value in merged.items())
             found.append((Case(path.parent.name, name, items), merged.get("model_type") not in seen))
             seen.add(merged.get("model_type"))
     return found
@@ -161,10 +176,13 @@ def cases_and_layouts(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> list[Any]:
 def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch.nn.Module:
     """The reference model in fp32 with random weights that bite: norms and biases too, and matrices large enough."""
     keys = {key: list(value) if isinstance(value, tuple) else value for key, value in published.items()}
-    config = load_dotted(family.reference_config).from_dict(keys | {"model_type": family.model_type})
+    own = layouts.LAYOUTS.get(family.model_type)
+    keys = own.keys(keys) if own else keys
+    config = load_dotted(family.reference_config).from_dict({"model_type": family.model_type} | keys)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = load_dotted(family.reference)(config).float().eval()
+    model.published_layout = own
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -190,10 +208,12 @@ def reference_of(case: Case) -> torch.nn.Module:
 
 
 def weights_directory(case: Case, root: Path) -> Path:
-    """What the reference's own save_pretrained writes."""
+    """What the reference's own save_pretrained writes; in the published layout where that is another one."""
     folder = root / f"weights-{case}"
     if not folder.exists():
         reference_of(case).save_pretrained(folder)
+        if own := layouts.LAYOUTS.get(case.card.model_type):
+            own.rewrite(folder, case.published)
     return folder
 
 
@@ -245,6 +265,8 @@ def expected_packed(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[s
 
 def _collect(model: torch.nn.Module, logits: Tensor, loss: Tensor) -> dict[str, Tensor]:
     gradients = {f"grad.{name}": grad for name, grad in published_gradients(model).items()}
+    if own := getattr(model, "published_layout", None):
+        gradients = {f"grad.{name}": grad for name, grad in own.tensors(published_gradients(model)).items()}
     return {"logits": logits.detach(), "loss": loss.detach()} | gradients
 
 

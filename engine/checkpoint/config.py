@@ -15,7 +15,8 @@ DTYPE_OF = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}  # our settings' names
 def to_published(family: Family, model: Any) -> dict[str, Any]:
     """The published keys of a model config, with what transformers needs to find the class."""
     keys = model if isinstance(model, dict) else vars(model)
-    head = {"architectures": [family.reference.partition(":")[2]], "model_type": family.model_type}
+    name = family.architecture or family.reference.partition(":")[2]
+    head = {"architectures": [name], "model_type": family.model_type}
     return head | {key: value for key, value in keys.items() if key not in MODEL_ONLY_KEYS}
 
 

@@ -31,7 +31,7 @@ def normal(std: float) -> Fill:
     """Norm weights 1, biases 0, everything else from a normal distribution: the published `initializer_range`."""
 
     def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-        if tensor.dim() == 1 and "norm" in name:
+        if tensor.dim() == 1 and name.endswith(".weight"):
             tensor.fill_(1)
         elif name.endswith("bias"):
             tensor.zero_()

@@ -13,7 +13,7 @@ from engine.cli import prepare
 from engine.errors import UserError
 from engine.family import Family, load_dotted, load_family
 from engine.schema import MODEL_ONLY_KEYS
-from tests import harness
+from tests import harness, layouts
 
 ARCHITECTURES = [
     pytest.param(load_family(name).of(model_type), id=model_type)
@@ -22,16 +22,24 @@ ARCHITECTURES = [
 ]
 # Published before transformers 5 under these names; the reference folds them into rope_parameters.
 FOLDED = {"rope_theta", "rope_scaling"}
+# Keys of every decoder here that some reference lacks, and what they then are.
+ABSENT = {"attention_dropout": 0.0}
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_keys_and_defaults_are_the_references(family: Family) -> None:
     fields = dataclasses.fields(load_dotted(family.config))
     ours = {f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory() for f in fields}
+    made = load_dotted(family.config)()
+    if own := layouts.LAYOUTS.get(family.model_type):
+        assert {key: ours[key] for key in own.defaults} == own.defaults
+        assert made.reference_keys().items() >= own.keys(own.defaults).items()
+        return
     theirs = load_dotted(family.reference_config)()
     for key in ours.keys() - set(MODEL_ONLY_KEYS) - FOLDED:
-        # A key that the reference derives when it is not published has no default there.
-        assert ours[key] == getattr(theirs, key, None), key
+        # A key that the reference derives when it is not published has no default there, or is derived here as well.
+        expected = getattr(theirs, key, ABSENT.get(key))
+        assert expected in (ours[key], getattr(made, key)), key
     assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
 
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from engine.family import load_dotted
-from tests import harness
+from tests import harness, layouts
 from tests.freezing import freeze
 from tests.ranks import Ranks
 
@@ -75,6 +75,8 @@ def test_every_byte_survives(ranks: Ranks, case: harness.Case, layout: str, tmp_
     source = harness.weights_directory(case, tmp_path)
     out = there_and_back(ranks, source, case.family, tmp_path, layout)
     assert raw(out) == raw(source)
+    if case.card.model_type in layouts.LAYOUTS:
+        return  # the reference class does not read it
     model = load_dotted(case.card.reference).from_pretrained(out)
     for name, parameter in harness.reference_of(case).named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name

@@ -24,6 +24,7 @@ from megatron.core.transformer.transformer_layer import (
 
 from engine.backends.megatron import groups
 from engine.backends.megatron.attention import CoreAttention
+from engine.backends.megatron.grouped_query import PLAIN, GroupedQueryAttention, Heads, NormOverHeads
 from hardware.base import Hardware
 
 
@@ -39,8 +40,15 @@ class RMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
+class BiasedColumnParallelLinear(ColumnParallelLinear):
+    """A column-parallel projection with a bias where `add_bias_linear`, which covers all of a layer's, is off."""
+
+    def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
+        super().__init__(*args, bias=True, **kwargs)
+
+
 class BiasedRowParallelLinear(RowParallelLinear):
-    """A row-parallel projection with a bias where `add_bias_linear`, which covers the MLP too, is off."""
+    """A row-parallel projection with a bias where `add_bias_linear` is off."""
 
     def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
         super().__init__(*args, bias=True, **kwargs)
@@ -56,7 +64,11 @@ class SpecProvider(LocalSpecProvider):
         return RMSNorm
 
     def core_attention(self) -> Any:
-        return partial(CoreAttention, kernels=self._hardware.attention())
+        return self.masked_attention()
+
+    def masked_attention(self, window: int | None = None, sinks: bool = False) -> Any:
+        """Core attention with a window and sinks, see `CoreAttention`."""
+        return partial(CoreAttention, kernels=self._hardware.attention(), window=window, sinks=sinks)
 
 
 SHARED_ALONG = ((VocabParallelEmbedding, 0), (ColumnParallelLinear, 0), (RowParallelLinear, 1))
@@ -74,25 +86,37 @@ def mark_shares(model: torch.nn.Module) -> None:
             set_tensor_model_parallel_attributes(weight, True, dim, 1)
 
 
-def attention_spec(provider: SpecProvider, qk_norm: bool = False, output_bias: bool = False) -> ModuleSpec:
-    """Self-attention with grouped queries; optionally with norms of queries and keys, and a bias on the output."""
-    norm = provider.layer_norm(for_qk=True) if qk_norm else None
+def attention_spec(
+    provider: SpecProvider,
+    qk_norm: bool | tuple[int, int] = False,
+    output_bias: bool = False,
+    heads: Heads = PLAIN,
+) -> ModuleSpec:
+    """Self-attention with grouped queries; optionally with norms of queries and keys, and a bias on the output.
+
+    `qk_norm` is True for a norm of each head, or how many heads queries and keys have for a norm over all of them.
+    """
+    each = provider.layer_norm(for_qk=True) if qk_norm else None
+    norms = [partial(NormOverHeads, heads=n) for n in qk_norm] if isinstance(qk_norm, tuple) else [each, each]
     return ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
+        module=SelfAttention if heads.plain else GroupedQueryAttention,
+        params={"attn_mask_type": AttnMaskType.causal} | ({} if heads.plain else {"heads": heads}),
         submodules=SelfAttentionSubmodules(
             linear_qkv=provider.column_parallel_linear(),
-            core_attention=provider.core_attention(),
+            core_attention=provider.masked_attention(heads.window, heads.sinks),
             linear_proj=BiasedRowParallelLinear if output_bias else provider.row_parallel_linear(),
-            q_layernorm=norm,
-            k_layernorm=norm,
+            q_layernorm=norms[0],
+            k_layernorm=norms[1],
         ),
     )
 
 
-def mlp_spec(provider: SpecProvider) -> Any:
+def mlp_spec(provider: SpecProvider, bias: bool = False) -> Any:
     """The dense MLP; gated and with which activation is for the TransformerConfig to say."""
-    parts = MLPSubmodules(linear_fc1=provider.column_parallel_linear(), linear_fc2=provider.row_parallel_linear())
+    parts = MLPSubmodules(
+        linear_fc1=BiasedColumnParallelLinear if bias else provider.column_parallel_linear(),
+        linear_fc2=BiasedRowParallelLinear if bias else provider.row_parallel_linear(),
+    )
     if not hasattr(MLP, "as_mlp_submodule"):  # megatron-core 0.16, on the Kunlun image
         return ModuleSpec(module=MLP, submodules=parts)
     return partial(MLP.as_mlp_submodule, submodules=parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,6 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.moe.bias import is_trained
-from engine.schema import MODEL_ONLY_KEYS
 
 
 def reference_config(family: Family, config: Any) -> Any:
@@ -25,7 +23,7 @@ def reference_config(family: Family, config: Any) -> Any:
 
     transformers 5 keeps what was published as `rope_theta` and `rope_scaling` in one dictionary, `rope_parameters`.
     """
-    keys = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in MODEL_ONLY_KEYS}
+    keys = config.reference_keys()
     if "rope_theta" in keys:
         scaling = dict(keys.pop("rope_scaling", None) or {})
         scaling.setdefault("rope_type", scaling.pop("type", "default"))
