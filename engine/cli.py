@@ -127,7 +127,9 @@ def start(family: str, overrides: list[str]) -> int:
         from engine.launch.show import commands
 
         return _print(commands(planned.run, planned.hardware, overrides))
+    from engine.checkpoint.paths import newest
     from engine.launch import launch
+    from engine.launch.verdict import STOPPED
     from engine.rundir import open_folder
 
     line = command_line(family, overrides)
@@ -139,7 +141,7 @@ def start(family: str, overrides: list[str]) -> int:
             folder.take_back()
         raise
     status = _close(planned.run, folder, status)
-    if status == EXIT_INTERRUPTED:
+    if status == EXIT_INTERRUPTED or (status in STOPPED and newest(folder.path)):
         print(f"continue with: {command_line(family, [f'checkpoint.resume={folder.path}'])}", file=sys.stderr)
     return status
 

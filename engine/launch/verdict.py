@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.checkpoint.paths import newest
 from engine.errors import EXIT_INTERRUPTED, EXIT_USER
 from engine.faults.board import Seen
 from engine.rundir import RunFolder
@@ -79,11 +80,16 @@ def _record(verdict: Verdict, run: Run, folder: RunFolder) -> None:
         result = json.loads(path.read_text()) if fresh else {}
     except (OSError, ValueError):
         fresh, result = False, {}
-    earlier = not folder.created and not folder.kept()
-    if not fresh and (earlier or verdict.status == EXIT_USER or verdict.status in STOPPED):
+    stopped, kept = verdict.status in STOPPED, folder.kept()
+    if not fresh and not kept and (not folder.created or stopped or verdict.status == EXIT_USER):
         return  # nothing came of it: what lies there is of an earlier run
-    result = {"status": "failed", "job": run.job.name, "family": run.family} | result
-    result |= {"status": "failed", "message": verdict.message}
+    last = newest(folder.path) if run.job.name == "train" else None
+    status = "interrupted" if stopped else "failed"
+    result = {"job": run.job.name, "family": run.family} | result | {"status": status, "message": verdict.message}
+    if run.job.name == "train" and stopped:
+        result["message"] += f"; the last checkpoint is {last.name}" if last else "; no checkpoint was saved"
+    if last is not None:
+        result["checkpoint"] = str(last)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)

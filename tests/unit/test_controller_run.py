@@ -22,7 +22,7 @@ from engine.freeze import load_run
 from engine.help import family_help
 from engine.launch.local import start
 from engine.launch.supervise import Worker, supervise
-from engine.launch.verdict import settle
+from engine.launch.verdict import Verdict, settle
 from engine.rundir import new_run_id, open_folder
 from engine.schema import JOBS
 
@@ -244,6 +244,27 @@ def test_outcomes(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     assert outcome(monkeypatch, tmp_path, 1) == 1
     assert json.loads((home / "one" / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("saved", [None, 5])
+def test_a_second_signal_leaves_the_cause_and_the_last_checkpoint(monkeypatch, tmp_path, capsys, saved):
+    def launch(run, folder, hardware):
+        (folder.path / "metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n')
+        if saved:
+            checkpoint(folder.path, saved, run.model)
+        return settle(Verdict(130, "ended at once, as the second signal asked"), run, folder)
+
+    monkeypatch.setattr(engine.launch, "launch", launch)
+    words = ["hardware=cpu", f"output_dir={tmp_path / 'out'}", "run_id=one"]
+    assert command("qwen3", words) == 130
+    home = tmp_path / "out" / "qwen3" / "one"
+    result = json.loads((home / "result.json").read_text())
+    assert (result["status"], result["job"]) == ("interrupted", "train")
+    last = "the last checkpoint is step_00000005" if saved else "no checkpoint was saved"
+    assert result["message"] == f"ended at once, as the second signal asked; {last}"
+    assert result.get("checkpoint") == (str(home / "checkpoints" / "step_00000005") if saved else None)
+    assert ("continue with: " in capsys.readouterr().err) == bool(saved)
+    assert last in (home / "report.html").read_text()
 
 
 def test_a_refusal_after_a_step_keeps_the_folder(monkeypatch, tmp_path):
