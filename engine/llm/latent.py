@@ -77,6 +77,49 @@ class LatentConfig(DecoderConfig):
         )
 
 
+@dataclass
+class NoauxConfig(LatentConfig):
+    """With DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2) and defaults.
+
+    Sigmoid scores, and a correction bias on the choice instead of a balancing loss: `noaux_tc` as it is published.
+    """
+
+    vocab_size: int = 129280
+    hidden_size: int = 7168
+    intermediate_size: int = 18432
+    num_hidden_layers: int = 61
+    num_attention_heads: int = 128
+    num_key_value_heads: Optional[int] = 128
+    max_position_embeddings: int = 4096
+    bos_token_id: Optional[int] = 0
+    eos_token_id: Optional[int] = 1
+    first_k_dense_replace: int = 3
+    n_routed_experts: int = 256
+    n_shared_experts: int = 1
+    num_experts_per_tok: Optional[int] = 8
+    moe_intermediate_size: int = 2048
+    n_group: Optional[int] = 8
+    topk_group: Optional[int] = 4
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 2.5
+    rope_interleave: bool = True  # rotary pairs are neighbouring channels, else the halves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.topk_method = self.topk_method or "noaux_tc"
+        self.scoring_func = self.scoring_func or "sigmoid"
+
+    def mixture(self) -> Optional[Mixture]:
+        """The experts; a group is as good as its two best together."""
+        return self.routed(
+            score_function="sigmoid",
+            bias=True,
+            normalised=self.norm_topk_prob,
+            groups=self.n_group,
+            group_topk=self.topk_group,
+        )
+
+
 def check(model: LatentConfig, backend: str, *, methods: Sequence[str], scoring: str) -> Iterator[str]:
     """What is wrong with the keys; `methods` and `scoring` are the family's `topk_method`s and `scoring_func`."""
     yield from shared.decoder(model, backend)
@@ -152,6 +195,4 @@ def latent_map(config: LatentConfig) -> WeightMap:
     mixture = config.mixture()
     dense, routed = layer_parts(config, False), layer_parts(config, True) if mixture else []
     layers = [routed if has else dense for has in mixture.layers] if mixture else [dense] * config.num_hidden_layers
-    return decoder_map(
-        layers, vocab_size=config.vocab_size, hidden=config.hidden_size, tied=config.tie_word_embeddings
-    )
+    return decoder_map(layers, vocab_size=config.vocab_size, hidden=config.hidden_size, tied=config.tie_word_embeddings)

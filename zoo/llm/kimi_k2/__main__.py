@@ -1,0 +1,3 @@
+from engine.cli import main
+
+main("kimi_k2")
