@@ -35,6 +35,8 @@ COUNTS = {
         *("num_key_value_heads", "head_dim", "max_position_embeddings"),
         *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
         *("shared_expert_intermediate_size", "kv_channels", "seq_length"),
+        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        *("n_routed_experts", "n_group", "topk_group"),
     ),
 }
 NOT_NEGATIVE = (
@@ -67,6 +69,8 @@ POSITIVE = (
     *("model.layer_norm_epsilon", "model.rotary_emb_base"),
 )
 
+MOST_PARTS = 100_000  # layers, or experts of one: tables of them are made
+
 
 @dataclass(frozen=True)
 class Range:
@@ -82,6 +86,11 @@ RANGES = (
         tuple(f"{group}.{key}" for group, keys in COUNTS.items() for key in keys),
         lambda v: 1 <= v < 2**63,
         "a whole number of at least 1 and less than 2**63",
+    ),
+    Range(
+        ("model.num_hidden_layers", "model.num_experts", "model.n_routed_experts"),
+        lambda v: v <= MOST_PARTS,
+        f"at most {MOST_PARTS}, more than any model has",
     ),
     Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
     Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),

@@ -16,6 +16,7 @@ from engine.family import Family, load_family
 from engine.layout import check_layout
 from engine.lora.adapter import base_of, is_adapter
 from engine.lora.choose import choose_base, choose_settings
+from engine.plausible import doubts
 from engine.resolve import resolve
 from engine.resume import (
     Resumed,
@@ -95,6 +96,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
     own = resumed.own(overrides) if resumed else []
     if resumed:
         notes = [*_resume_notes(run, resumed, own), *notes]
+    notes += doubts(run, family)
     done = finished(run, resumed, place or run_folder(run)) if resumed and resumed.checkpoint else False
     kept = tuple(kept_words([*own, *overrides]))
     return Plan(run, family, hardware, resuming, tuple(notes), kept, place, done)

@@ -10,6 +10,7 @@ from engine.cli import prepare
 from engine.compose import compose
 from engine.errors import UserError
 from engine.family import load_family
+from engine.plan import plan
 from engine.resolve import resolve
 
 QWEN3 = load_family("qwen3")
@@ -169,6 +170,8 @@ BAD = [
     ("parallelism.strategy=zero3", ["parallelism.strategy=zero3", "zero1"]),
     ("launcher.master_port=70000", ["launcher.master_port=70000", "65535"]),
     ("model.num_hidden_layers=0", ["model.num_hidden_layers=0"]),
+    ("model.num_hidden_layers=1000000000000", ["at most 100000, more than any model has"]),
+    ("model=tiny_moe model.num_experts=1000000000000", ["model.num_experts=1000000000000", "at most 100000"]),
     ("model.num_attention_heads=5", ["num_attention_heads=5", "num_key_value_heads=2"]),
     ("model.head_dim=7", ["model.head_dim=7", "even"]),
     # what no backend has, or one of them
@@ -310,6 +313,33 @@ def test_what_cannot_be_is_refused_in_one_line(overrides, words, tmp_path, monke
     assert len(text.splitlines()) == 1, text
     assert [word for word in words if word not in text] == [], text
     assert list(tmp_path.iterdir()) == []
+
+
+# words of a command that can be printed -> what its notes say; None: nothing.
+DOUBTS = [
+    ("model=8b", None),
+    ("model=235b_a22b parallelism.tp=4 parallelism.sp=true parallelism.pp=2 parallelism.ep=8 parallelism.dp=2", None),
+    # 235,093,634,560 parameters of 2 bytes
+    ("model=235b_a22b precision=bf16", ["each rank holds 235B parameters, 470 GB in bf16", "more than 288 GB", "ep"]),
+    ("model=235b_a22b precision=bf16 backend=native parallelism=fsdp parallelism.dp=2", None),
+    ("model=32b model.hidden_size=100000000", ["TB in", "parallelism.tp"]),
+    ("model.num_hidden_layers=100000 model=30b_a3b", ["100000 layers of 128 experts are more than any model has"]),
+    ("parallelism=single parallelism.dp=1000000 data.global_batch_size=1000000 data.micro_batch_size=1", [
+        "1000000 ranks on one node", "1000000 ranks: the largest clusters have about 200000",
+    ]),
+    # 10^9 tokens of 256 channels and 4 bytes
+    ("data.seq_len=1000000000 model.max_position_embeddings=1000000000 data.micro_batch_size=1", [
+        "data.seq_len=1000000000: one layer's states", "1.02 TB on each rank", "parallelism.cp (now 1",
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), DOUBTS)
+def test_sizes_beyond_any_machine_are_noted_and_printed_all_the_same(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notes = plan("qwen3", ["hardware=cpu", "launcher=print", *words.split()]).notes
+    assert bool(notes) == bool(said), notes
+    assert [word for word in said or () if word not in " ".join(notes)] == [], notes
 
 
 GOOD = [
