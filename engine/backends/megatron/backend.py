@@ -40,7 +40,7 @@ class MegatronBackend:
         self._config = chunks[0].config  # the one that megatron-core's schedules read
         self._model: list[CausalLM] | list[DistributedDataParallel] = self._chunks
         self._optimizer: AdamW | None = None
-        self._accounts = Accounts(run, chunks, device, mode) if hasattr(run.model, "num_experts") else None
+        self._accounts = Accounts(run, chunks, device, mode) if run.model.mixture() else None
         self._entries = entries(self._chunks, weight_map)
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
