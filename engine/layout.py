@@ -61,9 +61,12 @@ def _tensor(run: Run) -> Iterator[str]:
     if run.parallelism.sp and tp == 1:
         yield "parallelism.sp=true: sequence parallelism needs parallelism.tp of at least 2"
     for key in ("num_attention_heads", "intermediate_size"):
-        number = getattr(model, key, None)
-        if number and number % tp:
-            yield f"parallelism.tp={tp} does not divide model.{key}={number}; tp can be {divisors(number)}"
+        # The first Qwen publishes the width of gate and up together.
+        share = getattr(model, "WIDTHS", 1) if key == "intermediate_size" else 1
+        number = (getattr(model, key, None) or 0) // share
+        if number % tp:
+            what = f"model.{key}={number}" if share == 1 else f"model.{key} / {share} = {number}"
+            yield f"parallelism.tp={tp} does not divide {what}; tp can be {divisors(number)}"
     heads, groups = (getattr(model, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and groups and heads % tp == 0 and groups % tp and tp % groups:
         yield (

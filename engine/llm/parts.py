@@ -224,12 +224,16 @@ def decoder_map(
     hidden: int,
     tied: bool,
     layer: str = "model.layers.{i}.",
+    reference: str | None = None,
     embedding: str = "model.embed_tokens.weight",
     norm: str = "model.norm.weight",
     head: str = "lm_head.weight",
     native: Sequence[Rule] = (),
 ) -> WeightMap:
-    """The weight map of a decoder, from the parts of each of its layers. `native` rules are added as they are."""
+    """The weight map of a decoder, from the parts of each of its layers. `native` rules are added as they are.
+
+    `reference` is a layer's prefix in the reference where that is another one than the published `layer`.
+    """
     tensors: dict[str, Shape] = {embedding: (vocab_size, hidden)}
     rules: dict[str, Rule] = {}
     fused: dict[str, Rule] = {}
@@ -242,7 +246,7 @@ def decoder_map(
             for rule in part.rules:
                 rules.setdefault(rule.megatron, _of_layer(rule, DECODER, layer))
             for rule in part.native:
-                fused.setdefault(rule.megatron, _of_layer(rule, layer, layer))
+                fused.setdefault(rule.megatron, _of_layer(rule, reference or layer, layer))
     tensors[norm] = (hidden,)
     if not tied:
         tensors[head] = (vocab_size, hidden)

@@ -9,7 +9,7 @@ from engine.architecture import find_weights
 from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter, settings_of
-from engine.lora.names import linear_layers
+from engine.lora.names import linear_layers, not_in_reference
 from engine.schema import Run
 
 SETTING = "task.lora.adapter"
@@ -56,7 +56,12 @@ def choose_settings(run: Run, family: Family, named: Collection[str]) -> None:
             ):
                 raise UserError(f"task.lora.{key}={given}: the adapter {origin} has {value}; leave {key} out")
             setattr(lora, key, value)
-    linear_layers(weight_map.published, lora.targets)
+    layers = linear_layers(weight_map.published, lora.targets)
+    if run.backend == "native" and (lost := not_in_reference(weight_map, layers)):
+        raise UserError(
+            f"task=lora: {lost[0]} is not a linear layer of its own in the reference model (experts are held together, "
+            "and some layers are published in another form); use backend=megatron, or name other task.lora.targets"
+        )
 
 
 def same_weights(a: Path, b: Path) -> bool:

@@ -17,7 +17,7 @@ from engine.lora.adapter import BLOCKS, FUSED
 from engine.lora.fused import Fused, Place, fused_places, plain_place, seats
 from engine.lora.names import PREFIX, adapter_layers, last, layer_of
 
-BEFORE = re.compile(r".*?\blayers\.\d+\.")  # of a name, what differs from layer to layer
+BEFORE = re.compile(r".*?\b(layers|h)\.\d+\.")  # of a name, what differs from layer to layer
 
 
 class PeftForm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Optional
 
@@ -12,7 +12,7 @@ from engine.errors import UserError
 from engine.schema import Lora, Run
 
 PREFIX = "base_model.model."  # before every name in PEFT's files
-LINEAR = re.compile(r".*\blayers\.\d+\..*\.weight")
+LINEAR = re.compile(r".*\b(layers|h)\.\d+\..*\.weight")
 ROUTERS = ("gate",)  # matrices of a layer that are no linear layers of the reference
 
 
@@ -33,6 +33,12 @@ def linear_layers(published: Mapping[str, Shape], targets: Optional[Sequence[str
         )
     wanted = known if targets is None else targets
     return {module: shape for module, shape in there.items() if last(module) in wanted}
+
+
+def not_in_reference(weight_map: WeightMap, layers: Iterable[str]) -> list[str]:
+    """Adapted layers that are no modules of the reference, which holds their weights together or under other names."""
+    other = {name for rule in weight_map.native for name, _, _ in rule.rows(1)}
+    return [layer for layer in layers if re.sub(r"(?<=\.)\d+(?=\.)", "{i}", f"{layer}.weight", count=1) in other]
 
 
 def last(module: str) -> str:

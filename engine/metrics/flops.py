@@ -13,6 +13,8 @@ from engine.family import load_dotted, load_family
 from engine.schema import Run
 from hardware.base import ChipSpec
 
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight")  # ends of published names
+
 
 def flops_per_token(model: Any, weight_map: WeightMap, seq_len: int) -> float:
     """Training FLOPs for each token of a transformer: 6 N + 12 L H Q T.
@@ -50,7 +52,7 @@ def matmul_parameters(published: Mapping[str, tuple[int, ...]], active: Fraction
     untied = "lm_head.weight" in published
     total = Fraction(0)
     for name, shape in published.items():
-        if len(shape) >= 2 and not (untied and name.endswith("embed_tokens.weight")):
+        if len(shape) >= 2 and not (untied and name.endswith(EMBEDDINGS)):
             total += math.prod(shape) * (active if ".experts." in name else 1)
     return int(total)
 

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from engine.checkpoint.weight_map import WeightMap
-from engine.errors import UserError
 from engine.lora.names import linear_layers
 from engine.schema import Lora
 
@@ -16,12 +15,6 @@ def attach(model: nn.Module, weight_map: WeightMap, settings: Lora) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     layers = linear_layers(weight_map.published, settings.targets)
-    modules = dict(model.named_modules())
-    if missing := [name for name in layers if not isinstance(modules.get(name), nn.Linear)]:
-        raise UserError(
-            f"task=lora: {missing[0]} is not a linear layer of its own in the reference model (experts are held "
-            "together); use backend=megatron, or name other task.lora.targets"
-        )
     config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,

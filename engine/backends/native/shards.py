@@ -60,7 +60,7 @@ class Piece:
 def pieces(shard: Shard, tensor: Tensor, weight_map: WeightMap) -> Iterator[Piece]:
     """What `tensor`, which is laid out like the shard's part, holds of published tensors."""
     first = shard.offset[0] if shard.offset else 0
-    if shard.name not in weight_map.published:
+    if shard.name not in weight_map.published and len(shard.shape) > 1:
         first *= math.prod(shard.shape[1:-1])
         tensor = tensor.view(-1, shard.shape[-1])
     for block in weight_map.native_blocks(shard.name, tuple(tensor.shape), first):
