@@ -62,6 +62,13 @@ REFERENCES = {
             0,
             costs="every update reads and writes weights and moments several times",
         ),
+        Kernel(
+            "gated_delta_rule",
+            "torch",
+            "hardware.kernels.delta_rule:REFERENCE",
+            0,
+            costs="DeltaNet layers hold every chunk's scores in fp32 and scan them one after another",
+        ),
     )
 }
 

@@ -24,6 +24,8 @@ KERNELS = (
         ("liger_kernel",),
     ),
     Kernel("split_adamw", "triton", "hardware.nvidia.adamw:KERNEL", 10, ("triton",)),
+    # Its products are TF32 at best, so single precision keeps to the reference.
+    Kernel("gated_delta_rule", "fla", "hardware.nvidia.delta_rule:KERNEL", 10, ("fla",), dtypes=("bf16",)),
 )
 
 
