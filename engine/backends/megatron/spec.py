@@ -21,6 +21,8 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
+from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from engine.backends.megatron import groups
 from engine.backends.megatron.attention import CoreAttention
@@ -40,6 +42,13 @@ class RMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
+class ZeroCentredRMSNorm(RMSNorm):
+    """A norm whose weight is 1 plus its parameter, in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
+
+
 class BiasedColumnParallelLinear(ColumnParallelLinear):
     """A column-parallel projection with a bias where `add_bias_linear`, which covers all of a layer's, is off."""
 
@@ -55,13 +64,13 @@ class BiasedRowParallelLinear(RowParallelLinear):
 
 
 class SpecProvider(LocalSpecProvider):
-    """megatron-core's provider of local parts, with the hardware's attention and the norm above."""
+    """megatron-core's provider of local parts, with the hardware's attention and one of the norms above."""
 
-    def __init__(self, hardware: Hardware) -> None:
-        self._hardware = hardware
+    def __init__(self, hardware: Hardware, norm: type[RMSNorm] = RMSNorm) -> None:
+        self._hardware, self._norm = hardware, norm
 
     def layer_norm(self, rms_norm: bool = True, for_qk: bool = False, has_residual: bool = False) -> Any:
-        return RMSNorm
+        return self._norm
 
     def core_attention(self) -> Any:
         return self.masked_attention()
