@@ -46,18 +46,28 @@ def grouped_attention(
     bias: bool = False,
     output_bias: bool = False,
     qk_norm: bool = False,
+    gate: bool = False,
     prefix: str = "self_attn.",
 ) -> list[Part]:
     """Attention with grouped queries: q, k, v and o projections, with biases and norms of each head if asked for.
 
-    Megatron keeps each group's queries, key and value together.
+    Megatron keeps each group's queries, key and value together. With `gate` the published q projection holds each
+    head's query and then its gate; Megatron keeps a group's queries, then its gates.
     """
-    queries, keys = heads * head, groups * head
-    rows = {"q": queries, "k": keys, "v": keys}
+    queries, keys, gated = heads * head, groups * head, 1 + gate
+    rows = {"q": queries * gated, "k": keys, "v": keys}
     each = {"q": queries // groups, "k": head, "v": head}  # rows of a group
 
     def qkv(suffix: str) -> list[Rows]:
-        return [(f"{prefix}{p}_proj.{suffix}", g * n, n) for g in range(groups) for p, n in each.items()]
+        if not gate:
+            return [(f"{prefix}{p}_proj.{suffix}", g * n, n) for g in range(groups) for p, n in each.items()]
+        per = heads // groups
+        runs = []
+        for g in range(groups):
+            own = range(g * per, (g + 1) * per)
+            runs += [(f"{prefix}q_proj.{suffix}", (2 * h + half) * head, head) for half in range(2) for h in own]
+            runs += [(f"{prefix}{p}_proj.{suffix}", g * head, head) for p in ("k", "v")]
+        return runs
 
     def merged(suffix: str, rest: Shape) -> Part:
         shapes = {f"{prefix}{p}_proj.{suffix}": (n, *rest) for p, n in rows.items()}
