@@ -33,6 +33,10 @@ class DecoderConfig(ModelConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
 
+    def windows(self) -> tuple[Optional[int], ...]:
+        """For each layer how many tokens a query sees, its own among them; None: all before it."""
+        return (None,) * self.num_hidden_layers
+
     @property
     def head_channels(self) -> int:
         """Channels of an attention head; `head_dim` where a family publishes one."""

@@ -14,7 +14,8 @@ class Mixture:
     ffn_hidden_size: int  # of one expert
     layers: tuple[bool, ...]  # which layers of the model have experts
     score_function: str = "softmax"  # softmax | sigmoid
-    normalised: bool = True  # the weights of a token's experts sum to 1
+    normalised: bool = True  # the weights of a token's experts sum to 1 ...
+    least_sum: float | None = None  # ... divided by no less than this
     scaling_factor: float | None = None  # on the weights
     groups: int | None = None  # experts are chosen from the best groups only ...
     group_topk: int | None = None  # ... of which there are so many

@@ -38,7 +38,8 @@ def weigh(logits_TE: Tensor, chosen_Tk: Tensor, mixture: Mixture) -> Tensor:
     """fp32 [T, k]: the weights of the chosen experts: their scores, without the bias."""
     values_Tk = raw_scores(logits_TE, mixture.score_function).gather(1, chosen_Tk)
     if mixture.normalised:
-        values_Tk = values_Tk / (values_Tk.sum(-1, keepdim=True) + 1e-20)
+        total_T1 = values_Tk.sum(-1, keepdim=True)
+        values_Tk = values_Tk / (total_T1.clamp(min=mixture.least_sum) if mixture.least_sum else total_T1 + 1e-20)
     return values_Tk * mixture.scaling_factor if mixture.scaling_factor else values_Tk
 
 

@@ -53,14 +53,28 @@ def grouped(run: Run, hardware: Hardware) -> bool:
 
 
 def mixture_layers(
-    run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, attention: ModuleSpec, mlp: Any
+    run: Run,
+    hardware: Hardware,
+    provider: SpecProvider,
+    mixture: Mixture,
+    attention: ModuleSpec | Sequence[ModuleSpec],
+    mlp: Any,
 ) -> list[ModuleSpec]:
-    """A specification for each layer of the model: with experts, or with the dense `mlp`."""
+    """A specification for each layer of the model: with experts, or with the dense `mlp`.
+
+    `attention` is that of all layers or of each.
+    """
     objective = Objective(step_losses(run), sum(mixture.layers))
-    dense = layer_spec(provider, attention, mlp)
-    routed = layer_spec(provider, attention, mixture_spec(run, hardware, provider, mixture, objective))
-    routed.module = MoETransformerLayer
-    return [routed if has else dense for has in mixture.layers]
+    experts = mixture_spec(run, hardware, provider, mixture, objective)
+
+    def layer(has: bool, own: ModuleSpec) -> ModuleSpec:
+        spec = layer_spec(provider, own, experts if has else mlp)
+        if has:
+            spec.module = MoETransformerLayer
+        return spec
+
+    each = [attention] * len(mixture.layers) if isinstance(attention, ModuleSpec) else attention
+    return [layer(has, own) for has, own in zip(mixture.layers, each, strict=True)]
 
 
 def mixture_spec(run: Run, hardware: Hardware, provider: SpecProvider, mixture: Mixture, objective: Objective) -> Any:

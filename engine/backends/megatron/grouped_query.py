@@ -24,12 +24,15 @@ class Heads:
     groups: int | None = None  # key/value heads
     value_channels: int | None = None  # of a head
     value_scale: float = 1.0  # on values
-    angles: slice | None = None  # its share of the angles, where layers have rotary embeddings of several kinds
+    angles: tuple[int, int] | None = None  # its share of the angles, from and to, where layers have rotary embeddings of several kinds
 
     @property
     def plain(self) -> bool:
         """Whether megatron-core's own projections serve."""
-        return replace(self, window=None, sinks=False) == Heads()
+        return replace(self, window=None, sinks=False) == PLAIN
+
+
+PLAIN = Heads()
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class GroupedQueryAttention(SelfAttention):
 
     def forward(self, hidden_states: Tensor, *args: Any, rotary_pos_emb: Tensor, **kwargs: Any) -> Any:
         """Like megatron-core's; of the angles [T, 1, 1, all kinds of layers] this layer's are taken."""
-        angles = rotary_pos_emb if self._heads.angles is None else rotary_pos_emb[..., self._heads.angles]
+        angles = rotary_pos_emb if self._heads.angles is None else rotary_pos_emb[..., slice(*self._heads.angles)]
         return super().forward(hidden_states, *args, rotary_pos_emb=angles, **kwargs)
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,7 +99,7 @@ class NormOverHeads(nn.Module):
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, heads: int) -> None:
-        """`hidden_size` is the width of a head and `heads` their number in the whole layer."""
+        """`hidden_size` is the width of a head and `heads` their number in the whole layer, not in this rank."""
         super().__init__()
         self._heads, self._eps = heads, eps
         self.weight = nn.Parameter(torch.empty(heads * hidden_size, dtype=config.params_dtype))

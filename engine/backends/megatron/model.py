@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from engine.backends.megatron import groups
 from engine.backends.megatron.attention import Documents
 from engine.backends.megatron.context_parallel import all_tokens, chunks, share
-from engine.backends.megatron.rope import Rope
+from engine.backends.megatron.rope import Rope, Ropes
 from engine.backends.megatron.spec import mark_shares
 from engine.data.batch import IGNORE, Batch, sample_rows
 
@@ -84,9 +84,18 @@ class CausalLM(GPTModel):
     """
 
     def __init__(
-        self, config: TransformerConfig, block: TransformerBlockSubmodules, vocab_size: int, tied: bool, rope: Rope
+        self,
+        config: TransformerConfig,
+        block: TransformerBlockSubmodules,
+        vocab_size: int,
+        tied: bool,
+        rope: Rope | Ropes,
+        padding_token: int | None = None,
     ) -> None:
-        """`vocab_size` is the published one. It is padded to a multiple of the tensor-parallel size; nobody sees it."""
+        """`vocab_size` is the published one. It is padded to a multiple of the tensor-parallel size; nobody sees it.
+
+        The embedding of `padding_token` gets no gradient, as in a reference that has one.
+        """
         tp, stage = config.tensor_model_parallel_size, groups.virtual_stage()
         super().__init__(
             config,
@@ -102,10 +111,11 @@ class CausalLM(GPTModel):
         mark_shares(self)
         self.rope = rope
         self.published_vocab_size = vocab_size
+        self._padding_token = padding_token
 
     def forward(self, batch: FlatBatch) -> Tensor | ModelOutput:
         hidden = self.decoder(
-            hidden_states=self.embedding(batch.tokens_1T, None) if self.pre_process else None,
+            hidden_states=self._embedded(batch.tokens_1T) if self.pre_process else None,
             attention_mask=None,  # the documents say all
             rotary_pos_emb=self.rope(batch.positions_T),
             packed_seq_params=batch.documents,
@@ -118,6 +128,15 @@ class CausalLM(GPTModel):
         # Before the loss, which works in place.
         gathered = self._gather(logits.detach(), batch.documents) if batch.want_logits else None
         return ModelOutput(self._loss(logits, batch.labels_T1), gathered)
+
+    def _embedded(self, tokens_1T: Tensor) -> Tensor:
+        """[t, 1, H]: under sequence parallelism this rank's share of the tokens."""
+        hidden = self.embedding(tokens_1T, None)
+        if self._padding_token is None:
+            return hidden
+        ranks = tokens_1T.shape[1] // hidden.shape[0]
+        own_t = tokens_1T[0].chunk(ranks)[self.pg_collection.tp.rank() if ranks > 1 else 0]
+        return hidden.where((own_t != self._padding_token)[:, None, None], hidden.detach())
 
     def _mask_padding(self, logits_T1V: Tensor) -> None:
         """Rows of the vocabulary that are padding get no probability, and so no gradient."""
