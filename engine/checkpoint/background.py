@@ -35,7 +35,9 @@ POLL_S = (0.005, 0.2)  # how often rank 0 looks for the other ranks' shares: at 
 class HostCopies:
     """Copies of slices in host memory that every save uses again: fresh memory costs more time than the copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, pin_memory: bool = False) -> None:
+        """`pin_memory`: the device copies several times as fast into pages that stay where they are."""
+        self._pin = pin_memory
         self._memory: dict[tuple[Any, ...], Tensor] = {}
 
     def take(self, slices: Iterable[Slice]) -> list[Slice]:
@@ -46,8 +48,7 @@ class HostCopies:
             key = (part.kind, part.name, part.offset, part.tensor.shape, part.tensor.dtype)
             memory = held.pop(key, None)
             if memory is None:
-                # Device memory is copied several times as fast into pages that stay where they are.
-                pinned = part.tensor.device.type != "cpu"
+                pinned = self._pin and part.tensor.device.type != "cpu"
                 memory = torch.empty(part.tensor.shape, dtype=part.tensor.dtype, pin_memory=pinned)
             self._memory[key] = memory.copy_(part.tensor.detach())
             copies.append(replace(part, tensor=memory))

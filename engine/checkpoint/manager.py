@@ -34,10 +34,12 @@ class CheckpointManager:
     `saved` is the last checkpoint that is complete: what this run resumed from, then what it saved.
     """
 
-    def __init__(self, run_dir: Path, settings: Checkpoint, comm: Ranks, card: Card | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, settings: Checkpoint, comm: Ranks, card: Card | None = None, pin_memory: bool = False
+    ) -> None:
         self.run_dir, self.settings, self.comm, self.card = run_dir, settings, comm, card
         self.saved: Path | None = None
-        self._copies = HostCopies()
+        self._copies = HostCopies(pin_memory)
         self._saving: BackgroundSave | None = None
 
     def newest(self) -> Path | None:

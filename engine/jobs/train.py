@@ -25,7 +25,8 @@ def run(context: Context) -> None:
     settings = context.run
     context.after_result.append(lambda folder: load_dotted("engine.report:write_report")(folder))
     backend = context.build_backend("train")
-    manager = CheckpointManager(context.run_dir, settings.checkpoint, context.comm)
+    pin_memory = context.hardware.supports("pin_memory")
+    manager = CheckpointManager(context.run_dir, settings.checkpoint, context.comm, pin_memory=pin_memory)
     folder = manager.resume_from(settings.checkpoint.resume)
     if folder:
         start = resume(context, backend, folder)
@@ -39,7 +40,7 @@ def run(context: Context) -> None:
         state=start.data_state,
         log=context.log,
         tokenizer_dir=folder / TOKENIZER if folder else None,
-        pin_memory=context.hardware.supports("pin_memory"),
+        pin_memory=pin_memory,
     )
     manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder)
     metrics = MetricsWriter(context.run_dir, settings, start.step) if context.rank == 0 else None

@@ -151,3 +151,37 @@ def test_a_command_gives_workers_the_environment_before_torch_and_leaves_nothing
         assert not worker["torch"]
         assert worker["environment"].items() >= (COMMON | {"BKCL_PCIE_TOPO": "1"}).items()
         assert "CUDA_DEVICE_ORDER" not in worker["environment"]
+
+
+@pytest.mark.parametrize(
+    "cards, own, says",
+    [
+        ("OAM:90000,OAM:98304", {}, "all cards are in use (0: 90000 of 98304 MiB, 1: 98304 of 98304 MiB)"),
+        (
+            "OAM:0,OAM:0",
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "CUDA_VISIBLE_DEVICES= leaves 0 of 2 XPUs",
+        ),
+        (
+            "OAM:0,OAM:0",
+            {"XPU_RUN_MODE": "1"},
+            "XPU_RUN_MODE is set",
+        ),
+        ("OAM:0,OAM:0", {"FAKE_XPYTORCH": "import-error"}, "only half installed: importing it fails with ImportError"),
+        ("OAM:0,OAM:0", {"FAKE_XPYTORCH": "no-count"}, "only half installed: torch_xmlir has no _XMLIRC"),
+        pytest.param(
+            *("OAM:0,OAM:0", {"FAKE_XPU_CARDS": "0"}, "no device is visible (runtime 0, torch 0)"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("OAM:0,OAM:0", {"ZOOFORGE_KUNLUN_TORCH": ""}, "is published for torch 2.5 and 2.9, and this is"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_command_that_cannot_run_ends_with_one_line(tmp_path, cards, own, says):
+    """Exit status 2, no traceback, no run folder."""
+    done = Host(tmp_path, TORCH, cards=cards).command(["hardware=kunlun"], **own)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and len(errors) == 1 and says in errors[0], done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "outputs").exists()
