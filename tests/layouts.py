@@ -20,6 +20,7 @@ Tensors = dict[str, Tensor]
 class Layout:
     """How a model_type is published."""
 
+    model_type: str
     architecture: str  # the class in config.json
     defaults: dict[str, Any]  # of its config class
     keys: Callable[[Mapping[str, Any]], dict[str, Any]]  # the reference's config keys for the published ones
@@ -29,7 +30,7 @@ class Layout:
         """Make a directory that the reference wrote one as it is published."""
         file = folder / "model.safetensors"
         save_file(self.tensors(load_file(file)), file, metadata={"format": "pt"})
-        keys = {"architectures": [self.architecture], **published}
+        keys = {"model_type": self.model_type, "architectures": [self.architecture], **published}
         (folder / "config.json").write_text(json.dumps(keys, indent=2))
         (folder / "generation_config.json").unlink(missing_ok=True)
 
@@ -97,4 +98,4 @@ def qwen_tensors(tensors: Tensors) -> Tensors:
 
 
 # By published model_type.
-LAYOUTS = {"qwen": Layout("QWenLMHeadModel", QWEN_DEFAULTS, qwen_keys, qwen_tensors)}
+LAYOUTS = {"qwen": Layout("qwen", "QWenLMHeadModel", QWEN_DEFAULTS, qwen_keys, qwen_tensors)}

@@ -29,6 +29,14 @@ class SharedKeys(GroupedConfig):
     def switches(self) -> Switches:
         return Switches(qkv_bias=True)
 
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has a window where the model uses them."""
+        return layer >= self.max_window_layers
+
+    def windows(self) -> tuple[Optional[int], ...]:
+        size = self.sliding_window if self.use_sliding_window else None
+        return tuple(size if self.has_window(layer) else None for layer in range(self.num_hidden_layers))
+
 
 @dataclass
 class Qwen2Config(SharedKeys):
@@ -63,6 +71,10 @@ class Qwen2MoeConfig(SharedKeys):
 
     def switches(self) -> Switches:
         return Switches(qkv_bias=self.qkv_bias)
+
+    def has_window(self, layer: int) -> bool:
+        """Every other one of the first `max_window_layers`, as the reference has it."""
+        return layer % 2 == 0 and layer < self.max_window_layers
 
     def mixture(self) -> Mixture:
         """The experts, in the layers that the reference gives some."""
