@@ -28,6 +28,7 @@ CONFIG = "config.json"
 MODEL_FILES = f"{CONFIG} and *.safetensors"
 HOLDS = {"task.lora.adapter": f"{ADAPTER_CONFIG} and {ADAPTER_MODEL}"}  # settings of something else than a model
 WEIGHT_DTYPES = ("F64", "F32", "BF16", "F16")
+ROPE_KEYS = ("rope_theta", "partial_rotary_factor")  # that transformers 5 moved into rope_parameters
 # Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
 FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
 FREE_KEYS |= {"router_aux_loss_coef", "output_router_logits"}
@@ -81,6 +82,10 @@ def read_architecture(folder: Path, family: Family) -> Any:
     for theirs, ours in getattr(cls, "SPELLINGS", {}).items():
         if theirs in published:
             published.setdefault(ours, published[theirs])
+    try:
+        published = getattr(cls, "respell", dict)(published)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     values = {key: value for key, value in _rope(published).items() if key in known}
     typed = {key: value for key, value in values.items() if key != "eos_token_id" or not _ids(value)}
     if problems := [f"{path}: {line}" for line in wrong_types(cls, typed)]:
@@ -93,7 +98,7 @@ def read_architecture(folder: Path, family: Family) -> Any:
         values["eos_token_id"] = next(iter(values["eos_token_id"]), None)
     layers = published.get("layer_types") or ["full_attention"]
     kinds = set(map(str, layers if isinstance(layers, list) else [layers]))
-    if kinds != {"full_attention"} and not values.get("use_sliding_window"):
+    if kinds - {"full_attention", *getattr(cls, "LAYER_TYPES", ())} and not values.get("use_sliding_window"):
         raise UserError(f"{path}: layer_types holds {', '.join(sorted(kinds))} but use_sliding_window is not true")
     try:
         model = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), {**values, "name": "custom"}))
@@ -124,10 +129,10 @@ def _rope(published: dict[str, Any]) -> dict[str, Any]:
     parameters = published.get("rope_parameters")
     if not isinstance(parameters, dict):
         return published
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    scaling = {key: value for key, value in parameters.items() if key not in ROPE_KEYS}
     plain = scaling.get("rope_type", "default") == "default"
-    theta = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
-    return published | theta | {"rope_scaling": None if plain else scaling}
+    own = {key: parameters[key] for key in ROPE_KEYS if key in parameters}
+    return published | own | {"rope_scaling": None if plain else scaling}
 
 
 def architecture(model: Any) -> dict[str, Any]:

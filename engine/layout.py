@@ -67,6 +67,13 @@ def _tensor(run: Run) -> Iterator[str]:
         if number % tp:
             what = f"model.{key}={number}" if share == 1 else f"model.{key} / {share} = {number}"
             yield f"parallelism.tp={tp} does not divide {what}; tp can be {divisors(number)}"
+    recurrent, ranks = getattr(model, "linear_num_key_heads", None), tp * run.parallelism.cp
+    if recurrent and recurrent % ranks:
+        yield (
+            f"parallelism.tp={tp} x parallelism.cp={run.parallelism.cp} does not divide "
+            f"model.linear_num_key_heads={recurrent}, and both divide these heads; together they can be "
+            f"{divisors(recurrent)}"
+        )
     heads, groups = (getattr(model, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and groups and heads % tp == 0 and groups % tp and tp % groups:
         yield (
@@ -115,6 +122,7 @@ def _pipeline(run: Run) -> Iterator[str]:
         yield f"parallelism.vpp={vpp}: virtual stages divide a pipeline's ranks; it needs parallelism.pp of at least 2"
     if layers is None:
         return
+    yield from _leaders(run, layers, pp * vpp)
     if pp > layers:
         yield f"parallelism.pp={pp}: more stages than model.num_hidden_layers={layers}; pp can be up to {layers}"
     elif layers % pp:
@@ -123,6 +131,19 @@ def _pipeline(run: Run) -> Iterator[str]:
         yield (
             f"parallelism.pp={pp} x parallelism.vpp={vpp} = {pp * vpp} stages do not divide "
             f"model.num_hidden_layers={layers}; vpp can be {divisors(layers // pp)}"
+        )
+
+
+def _leaders(run: Run, layers: int, stages: int) -> Iterator[str]:
+    """A stage that begins with a layer that goes on with what the layer before it found out."""
+    follows = run.model.follows() if hasattr(run.model, "follows") else ()
+    if not any(follows) or stages == 1 or layers % stages:
+        return
+    wrong = [first for first in range(0, layers, layers // stages) if follows[first]]
+    if wrong:
+        yield (
+            f"parallelism.pp={run.parallelism.pp}: a stage would begin with layer {wrong[0]}, which takes the keys "
+            "that the layer before it chose; stages must begin with layers that have an indexer"
         )
 
 

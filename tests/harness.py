@@ -179,6 +179,8 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
     own = layouts.LAYOUTS.get(family.model_type)
     keys = own.keys(keys) if own else keys
     config = load_dotted(family.reference_config).from_dict({"model_type": family.model_type} | keys)
+    # How transformers saves a model it looks up by this; some families are published under another than the reference's.
+    config.model_type = type(config).model_type
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = load_dotted(family.reference)(config).float().eval()
@@ -186,7 +188,9 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and not name.endswith("bias"):
+            if name.endswith("A_log"):  # states that last, so that it shows what they began with
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) * 3 - 4)
+            elif parameter.dim() == 1 and not name.endswith("bias"):
                 parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
             else:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))

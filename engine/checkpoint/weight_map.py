@@ -33,7 +33,7 @@ class Rule:
     """One kind of Megatron parameter.
 
     `megatron` and the names inside `rows` may hold `{i}`, the global layer index, and `{e}`, the global index of an
-    expert. `rows(tp)` lists, in order, the row
+    expert; a rule that names a layer outright stands before the one for all others. `rows(tp)` lists, in order, the row
     runs whose concatenation is the parameter gathered over all tensor-parallel ranks; it depends on `tp` only where
     Megatron interleaves by rank (gate and up).
     `shard` is "rows" (column-parallel and vocabulary-parallel: a rank holds a contiguous share of the concatenation),
@@ -60,6 +60,8 @@ class WeightMap:
     # Published tensors that no gradient moves, such as a router's correction bias: fp32 in every model and checkpoint
     # whatever the precision, without optimizer state, and whole on every tensor-parallel rank.
     buffers: frozenset[str] = frozenset()
+    # Published tensors that the model's loss has no gradient of, such as an indexer's: parameters all the same
+    unlearned: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> dict[str, Shape]:
@@ -120,7 +122,7 @@ class WeightMap:
             generic = re.sub(r"(?<=\.)\d+(?=\.)", mark, generic, count=1)
         layer, expert = [*numbers, "", ""][:2]
         for rule in rules:
-            if rule.megatron == generic:
+            if rule.megatron in (name, generic):
                 runs = rule.rows(tp_size)
                 return rule, [
                     (n.replace("{i}", layer).replace("{e}", expert), start, count) for n, start, count in runs

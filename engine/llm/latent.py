@@ -61,9 +61,13 @@ class LatentConfig(DecoderConfig):
         """Channels of a query's or a key's head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Which layers have experts."""
+        return tuple(layer >= self.first_k_dense_replace for layer in range(self.num_hidden_layers))
+
     def routed(self, **router: Any) -> Optional[Mixture]:
         """The experts, with what the family says of its router; None if all layers are dense."""
-        layers = tuple(layer >= self.first_k_dense_replace for layer in range(self.num_hidden_layers))
+        layers = self.sparse_layers()
         if not any(layers):
             return None
         return Mixture(

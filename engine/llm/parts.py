@@ -7,7 +7,7 @@ Megatron's; `decoder_map` puts layers together. Free of torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.checkpoint.weight_map import Rows, Rule, Shape, WeightMap
 
@@ -22,6 +22,7 @@ class Part:
     rules: list[Rule]
     native: list[Rule] = field(default_factory=list)
     buffer: bool = False  # no gradient moves it, see `WeightMap.buffers`
+    unlearned: bool = False  # see `WeightMap.unlearned`
 
 
 def matrix(published: str, megatron: str, shape: Shape, shard: str = "whole") -> Part:
@@ -45,18 +46,20 @@ def grouped_attention(
     *,
     bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: bool | str = False,
     gate: bool = False,
+    value: int | None = None,
     prefix: str = "self_attn.",
 ) -> list[Part]:
     """Attention with grouped queries: q, k, v and o projections, with biases and norms of each head if asked for.
 
+    `qk_norm="all"` is a norm over all heads together; `value` is the width of a value where it is not that of a key.
     Megatron keeps each group's queries, key and value together. With `gate` the published q projection holds each
     head's query and then its gate; Megatron keeps a group's queries, then its gates.
     """
-    queries, keys, gated = heads * head, groups * head, 1 + gate
-    rows = {"q": queries * gated, "k": keys, "v": keys}
-    each = {"q": queries // groups, "k": head, "v": head}  # rows of a group
+    queries, keys, gated, value = heads * head, groups * head, 1 + gate, value or head
+    rows = {"q": queries * gated, "k": keys, "v": groups * value}
+    each = {"q": queries // groups, "k": head, "v": value}  # rows of a group
 
     def qkv(suffix: str) -> list[Rows]:
         if not gate:
@@ -76,17 +79,28 @@ def grouped_attention(
     output, linear = f"{prefix}o_proj.", "self_attention.linear_proj."
     parts = [
         merged("weight", (hidden,)),
-        matrix(output + "weight", linear + "weight", (hidden, queries), "columns"),
+        matrix(output + "weight", linear + "weight", (hidden, heads * value), "columns"),
     ]
     if bias:
         parts.append(merged("bias", ()))
     if output_bias:
         parts.append(matrix(output + "bias", linear + "bias", (hidden,)))
     if qk_norm:
+        widths = {"q": queries, "k": keys} if qk_norm == "all" else {"q": head, "k": head}
         parts += [
-            matrix(f"{prefix}{p}_norm.weight", f"self_attention.{p}_layernorm.weight", (head,)) for p in ("q", "k")
+            matrix(f"{prefix}{p}_norm.weight", f"self_attention.{p}_layernorm.weight", (n,)) for p, n in widths.items()
         ]
     return parts
+
+
+def sinks(published: str, heads: int, *, reference: str | None = None) -> Part:
+    """The sink of each head. `reference` is the reference's own name where it differs from the published one."""
+
+    def rows(tp: int) -> list[Rows]:
+        return [(published, 0, heads)]
+
+    native = [Rule(reference, rows)] if reference else []
+    return Part({published: (heads,)}, [Rule("self_attention.core_attention.sinks", rows, "rows")], native)
 
 
 def latent_attention(
@@ -128,6 +142,19 @@ def latent_attention(
     if bias:
         parts.append(matrix(f"{prefix}o_proj.bias", f"{own}proj.bias", (hidden,)))
     return parts
+
+
+def indexer(hidden: int, query_rank: int, heads: int, width: int, *, prefix: str = "self_attn.indexer.") -> list[Part]:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2), which the model's own loss has no gradient of."""
+    own = "self_attention.indexer."
+    shapes = {
+        "wq_b.weight": (heads * width, query_rank),
+        "wk.weight": (width, hidden),
+        "k_norm.weight": (width,),
+        "k_norm.bias": (width,),
+        "weights_proj.weight": (heads, hidden),
+    }
+    return [replace(matrix(prefix + name, own + name, shape), unlearned=True) for name, shape in shapes.items()]
 
 
 GATED = ("gate_proj", "up_proj", "down_proj")
@@ -180,6 +207,8 @@ def experts(
     one = f"{prefix}experts.{{e}}."
     shape = (count, hidden)
     parts = [matrix(prefix + router, "mlp.router.weight", shape)]
+    if reference:
+        parts[0].native.append(Rule(reference + router, lambda tp: [(prefix + router, 0, count)]))
     local = gated_mlp(hidden, width, prefix=one, names=names, megatron="mlp.experts.local_experts.{e}.")
     shapes = {
         name.replace("{e}", str(e)): shape
@@ -248,13 +277,18 @@ def decoder_map(
     rules: dict[str, Rule] = {}
     fused: dict[str, Rule] = {}
     buffers: set[str] = set()
+    unlearned: set[str] = set()
+    own: dict[tuple[str, int], Rule] = {}
     for i, parts in enumerate(layers):
         for part in parts:
             named = {layer.replace("{i}", str(i)) + name: shape for name, shape in part.shapes.items()}
             tensors |= named
             buffers |= set(named) if part.buffer else set()
+            unlearned |= set(named) if part.unlearned else set()
             for rule in part.rules:
-                rules.setdefault(rule.megatron, _of_layer(rule, DECODER, layer))
+                whole = _of_layer(rule, DECODER, layer)
+                if rules.setdefault(rule.megatron, whole).rows(1) != whole.rows(1):  # this layer is of another kind
+                    own[whole.megatron, i] = _of_one(whole, i)
             for rule in part.native:
                 fused.setdefault(rule.megatron, _of_layer(rule, reference or layer, layer))
     tensors[norm] = (hidden,)
@@ -268,6 +302,7 @@ def decoder_map(
         published=tensors,
         rules=(
             ends("embedding.word_embeddings.weight", embedding, "rows"),
+            *own.values(),
             *rules.values(),
             ends("decoder.final_layernorm.weight", norm, "whole"),
             # With tied embeddings the last pipeline stage holds a copy under this name.
@@ -277,6 +312,17 @@ def decoder_map(
         native=(*fused.values(), *native),
         aliases={head: embedding} if tied else {},
         buffers=frozenset(buffers),
+        unlearned=frozenset(unlearned),
+    )
+
+
+def _of_one(rule: Rule, layer: int) -> Rule:
+    """A rule for one layer alone."""
+    i = str(layer)
+    return Rule(
+        rule.megatron.replace("{i}", i),
+        lambda tp: [(name.replace("{i}", i), start, count) for name, start, count in rule.rows(tp)],
+        rule.shard,
     )
 
 

@@ -63,6 +63,13 @@ REFERENCES = {
             costs="every update reads and writes weights and moments several times",
         ),
         Kernel(
+            "sparse_attention",
+            "torch",
+            "hardware.kernels.sparse_attention:REFERENCE",
+            0,
+            costs="sparse attention scores every key that is seen and computes attention under a mask",
+        ),
+        Kernel(
             "gated_delta_rule",
             "torch",
             "hardware.kernels.delta_rule:REFERENCE",

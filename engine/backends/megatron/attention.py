@@ -39,6 +39,7 @@ class Documents:
     chunks: tuple[context_parallel.Chunk, ...] = ()  # of this rank, under context parallelism
     rows_t: Tensor | None = None  # int64, the row of each of this rank's tokens; negative for padding
     experts: dict[int, Tensor] = field(default_factory=dict)  # by layer, int64 [t, k]: decisions that are given
+    chosen: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, the keys that its indexer chose
     qkv_format: str = "rows"
 
     @property

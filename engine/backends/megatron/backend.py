@@ -46,7 +46,8 @@ class MegatronBackend:
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.published = weight_map.published
         self._sources = source_names(run)
-        self.kernels: dict[str, str] = {}  # the plugin's own, not chosen among
+        # The plugin's own are not chosen among; what single layers chose.
+        self.kernels = {k: v for chunk in chunks for m in chunk.modules() for k, v in getattr(m, "kernels", {}).items()}
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         if mode == "train":
             self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
@@ -175,7 +176,7 @@ class MegatronBackend:
     def _held(self, kind: str, entry: Entry) -> tuple[Tensor, int] | None:
         """The elements that this rank answers for, flat, and where they start in the parameter."""
         whole = entry.owner == entry.group.rank()
-        if entry.buffer:
+        if entry.buffer or not entry.parameter.requires_grad:
             return (entry.parameter.detach().view(-1), 0) if whole and kind == "param" else None
         if kind == "grad":
             return (entry.parameter.main_grad.view(-1), 0) if whole else None

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch.nn.functional import silu
 
 from engine.backends.megatron.config import transformer_config
+from engine.backends.megatron.dsa import Indexing, sparse_spec
 from engine.backends.megatron.experts import mixture_config, mixture_layers
 from engine.backends.megatron.grouped_query import Heads
 from engine.backends.megatron.mla import Latent, latent_spec
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.rope import Rope, Ropes, magnitude
-from engine.backends.megatron.spec import SpecProvider, attention_spec, block_spec, layer_spec, mlp_spec
+from engine.backends.megatron.spec import RMSNorm, SpecProvider, attention_spec, block_spec, layer_spec, mlp_spec
 from engine.llm.grouped import GroupedConfig
 from engine.llm.latent import LatentConfig, score_scale
+from engine.llm.sparse import SparseConfig
 from engine.schema import Run
 from hardware.base import Hardware
+from hardware.kernels.registry import choose
 
 
 def grouped_query_decoder(
@@ -49,7 +53,7 @@ def grouped_query_decoder(
         kinds = {kind: attention_spec(provider, qk_norm, output_bias, kind) for kind in own}
         return [kinds[kind] for kind in own]
 
-    return _decoder(config, run, hardware, rope, attention, settings, mlp_bias)
+    return decoder(config, run, hardware, rope, attention, settings, mlp_bias)
 
 
 def grouped_query(config: GroupedConfig, run: Run, hardware: Hardware) -> CausalLM:
@@ -57,10 +61,17 @@ def grouped_query(config: GroupedConfig, run: Run, hardware: Hardware) -> Causal
     return grouped_query_decoder(config, run, hardware, **vars(config.switches()))
 
 
-def latent_decoder(config: LatentConfig, run: Run, hardware: Hardware, *, pairs: bool = True) -> CausalLM:
+def latent_decoder(
+    config: LatentConfig,
+    run: Run,
+    hardware: Hardware,
+    *,
+    pairs: bool = True,
+    indexing: Sequence[Indexing] | None = None,
+) -> CausalLM:
     """This rank's part of a pre-norm decoder with multi-head latent attention, its weights unset.
 
-    `pairs`: rotary pairs are neighbouring channels.
+    `pairs`: rotary pairs are neighbouring channels. `indexing` says how each layer's attention is sparse.
     """
     rope = Rope(config.qk_rope_head_dim, config.rope_theta, config.rope_scaling)
     latent = Latent(
@@ -76,10 +87,25 @@ def latent_decoder(config: LatentConfig, run: Run, hardware: Hardware, *, pairs:
         bias=config.attention_bias,
     )
     settings = {"kv_channels": config.head_channels}
-    return _decoder(config, run, hardware, rope, lambda provider: latent_spec(provider, latent), settings)
+
+    def attention(provider: SpecProvider) -> ModuleSpec | list[ModuleSpec]:
+        if indexing is None:
+            return latent_spec(provider, latent)
+        kernel = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict).kernel.load()
+        return [sparse_spec(provider, latent, each, kernel) for each in indexing]
+
+    return decoder(config, run, hardware, rope, attention, settings)
 
 
-def _decoder(
+def sparse_decoder(config: SparseConfig, run: Run, hardware: Hardware) -> CausalLM:
+    """`latent_decoder` whose attention looks at the keys that an indexer chooses, its own or that of a layer before."""
+    own = Indexing(config.index_n_heads, config.index_head_dim, config.index_topk, config.index_pairs)
+    leaders = enumerate(config.leaders())
+    layers = [own if leader == layer else replace(own, layer=leader) for layer, leader in leaders]
+    return latent_decoder(config, run, hardware, indexing=layers)
+
+
+def decoder(
     config: Any,
     run: Run,
     hardware: Hardware,
@@ -87,7 +113,9 @@ def _decoder(
     attention: Callable[[SpecProvider], ModuleSpec | list[ModuleSpec]],
     architecture: dict[str, Any],
     mlp_bias: bool = False,
+    norm: type[RMSNorm] = RMSNorm,
 ) -> CausalLM:
+    """This rank's part of a pre-norm decoder; `attention` makes what stands for it, in all layers or in each."""
     mixture = config.mixture()
     settings = {
         "num_layers": config.num_hidden_layers,
@@ -104,7 +132,7 @@ def _decoder(
         run, hardware, **settings | (mixture_config(run, hardware, mixture) if mixture else {}) | architecture
     )
     rope.configure(transformer)
-    provider = SpecProvider(hardware)
+    provider = SpecProvider(hardware, norm)
     dense = mlp_spec(provider, bias=mlp_bias)
     own = attention(provider)
     if mixture:
@@ -114,4 +142,5 @@ def _decoder(
     else:
         layers = layer_spec(provider, own, dense)
     block = block_spec(transformer, provider, layers)
-    return CausalLM(transformer, block, config.vocab_size, config.tie_word_embeddings, rope)
+    padding = getattr(config, "pad_token_id", None)
+    return CausalLM(transformer, block, config.vocab_size, config.tie_word_embeddings, rope, padding)

@@ -58,7 +58,8 @@ def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
         owner = sizes.index(min(sizes))
         sizes[owner] += parameter.numel()
         copies = tied_copy or (replicated and tp[0] > 0)
-        found.append(Entry(name, parameter, blocks, copies, owner, group, trained=parameter.requires_grad))
+        kept = parameter.requires_grad or all(block.name in weight_map.unlearned for block in blocks)
+        found.append(Entry(name, parameter, blocks, copies, owner, group, trained=kept))
     return found + [entry for chunk in chunks for entry in buffer_entries(chunk, weight_map, copies=tp[0] > 0)]
 
 

@@ -7,15 +7,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from engine.backends.native.sparse import bounds_of
 from engine.data.batch import Batch
 from hardware.kernels.attention import Attention
+from hardware.kernels.sparse_attention import SparseAttention
 
 # transformers builds a mask only for names that have a mask function, and we give it none: no S x S mask exists.
 NAME = "zooforge"
 
 
-def register(attention: Attention) -> None:
-    """Make `attention` the implementation `NAME` of transformers' models in this process."""
+def register(attention: Attention, sparse: Optional[SparseAttention] = None) -> None:
+    """Make `attention`, and `sparse` where keys are chosen, the implementation `NAME` of transformers' models here."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     # Where documents end differs from batch to batch; code compiled around it would be made anew for each.
@@ -30,15 +32,25 @@ def register(attention: Attention) -> None:
         scaling: Optional[float] = None,
         cu_seq_lens_q: Optional[Tensor] = None,
         max_length_q: Optional[int] = None,
+        indices: Optional[Tensor] = None,
+        sliding_window: Optional[int] = None,
+        s_aux: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         # Norms with fp32 weights leave queries and keys in fp32 under autocast; the value tells the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
+        if indices is not None:
+            q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+            bounds = bounds_of(indices, cu_seq_lens_q)
+            out = sparse.attend(q, k, v, indices.flatten(0, 1), bounds, scaling)
+            return out.unflatten(0, indices.shape[:2]), None
+        masks = {} if sliding_window is None else {"window": sliding_window}
+        masks = masks if s_aux is None else {**masks, "sinks": s_aux}  # transformers' name for sinks
         if cu_seq_lens_q is None:
-            return attention.causal(query, key, value, scaling).transpose(1, 2), None
+            return attention.causal(query, key, value, scaling, **masks).transpose(1, 2), None
         rows = query.shape[0], query.shape[2]
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling).unflatten(0, rows), None
+        return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling, **masks).unflatten(0, rows), None
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 

@@ -235,7 +235,8 @@ class NativeBackend:
         """Those that there are of a tensor."""
         if not shard.trained:
             return ()
-        return [kind for kind in kinds if kind == "param"] if shard.buffer else kinds
+        without = shard.buffer or not shard.parameter.requires_grad
+        return [kind for kind in kinds if kind == "param"] if without else kinds
 
     @torch.no_grad()
     def load_state(self, source: TensorSource, kinds: Sequence[str]) -> None:
