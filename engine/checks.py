@@ -33,6 +33,8 @@ COUNTS = {
     "model": (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+        *("full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+        *("linear_num_key_heads", "linear_num_value_heads"),
         *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
         *("shared_expert_intermediate_size", "kv_channels", "seq_length"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),

@@ -27,11 +27,25 @@ CACHE_BYTES = 2 << 30
 Fill = Callable[[str, Tensor, torch.Generator], None]
 
 
-def normal(std: float) -> Fill:
-    """Norm weights 1, biases 0, everything else from a normal distribution: the published `initializer_range`."""
+# Values that some architectures begin with in the place of the usual ones, by the names that their configs give them.
+SPECIAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "zeros": lambda tensor, _: tensor.zero_(),
+    "ones": lambda tensor, _: tensor.fill_(1),
+    # Decay of a recurrent state, as a logarithm; not from 0, whose logarithm has no end.
+    "decay": lambda tensor, generator: tensor.uniform_(0.01, 16, generator=generator).log_(),
+}
+
+
+def normal(std: float, special: Callable[[str], str | None] | None = None) -> Fill:
+    """Norm weights 1, biases 0, everything else from a normal distribution: the published `initializer_range`.
+
+    `special` gives published names whose values are of another kind, a key of `SPECIAL`.
+    """
 
     def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-        if tensor.dim() == 1 and name.endswith(".weight"):
+        if special and (kind := special(name)):
+            SPECIAL[kind](tensor, generator)
+        elif tensor.dim() == 1 and name.endswith(".weight"):
             tensor.fill_(1)
         elif name.endswith("bias"):
             tensor.zero_()

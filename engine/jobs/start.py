@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.backends.base import TRAINED, Backend
 from engine.checkpoint.sharded import ShardedSource
-from engine.checkpoint.sources import InitSource, open_weights
+from engine.checkpoint.sources import InitSource, normal, open_weights
 from engine.checkpoint.state import load_train_state
 from engine.comm import Comm
 from engine.context import Context
@@ -40,7 +40,8 @@ def load_start_weights(context: Context, backend: Backend) -> None:
             source = Beside(source, start_adapters(context.run, context.family))
         load_finite(context.comm, backend, source, ("param",))
     else:
-        backend.load_state(InitSource(context.run.seed, model.initializer_range), ("param",))
+        fill = normal(model.initializer_range, getattr(model, "fresh_value", None))
+        backend.load_state(InitSource(context.run.seed, model.initializer_range, fill), ("param",))
 
 
 def load_finite(comm: Comm, backend: Backend, source: FileSource, kinds: tuple[str, ...]) -> None:

@@ -27,7 +27,9 @@ def flops_per_token(model: Any, weight_map: WeightMap, seq_len: int) -> float:
     """
     products = matmul_parameters(weight_map.published, active_share(model))
     heads = model.num_attention_heads * head_dim(model)
-    return 6.0 * products + 12.0 * model.num_hidden_layers * heads * seq_len
+    # Recurrent layers read and write a state instead of scores; that is a small part and does not count.
+    scored = model.num_hidden_layers - (sum(model.linear()) if hasattr(model, "linear") else 0)
+    return 6.0 * products + 12.0 * scored * heads * seq_len
 
 
 def flops_of_run(run: Run) -> float | None:

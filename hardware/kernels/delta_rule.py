@@ -5,8 +5,8 @@ zero at a document's beginning, and for each token takes
 
     S <- exp(g) S;   S <- S + k (beta (v - S^T k))^T;   o = S^T q / sqrt(D)
 
-with queries and keys of unit length. Shapes: T tokens of all documents one after another, K key heads of width D, H value
-heads of width E (K divides H; value head h reads key head h // (H / K)), C channels.
+with queries and keys of unit length. Shapes: T tokens of all documents one after another, K key heads of width D, H
+value heads of width E (K divides H; value head h reads key head h // (H / K)), C channels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gated DeltaNet's operations by flash-linear-attention's Triton kernels (written against 0.6; not run on a GPU yet)."""
+"""Gated DeltaNet's operations by flash-linear-attention's kernels (written against 0.6; not run on a GPU yet)."""
 
 from __future__ import annotations
 

@@ -106,6 +106,15 @@ def block_mask(batch: Batch) -> torch.Tensor:
     return mask.masked_fill(~(same & causal)[:, None], torch.finfo(torch.float32).min)
 
 
+def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """[B, S, V]; of a model with recurrent layers, which no mask keeps apart, for each document alone."""
+    if any(hasattr(module, "A_log") for module in model.modules()):
+        pieces = batch.tokens_BS.flatten().split(batch.cu_seqlens.diff().tolist())
+        whole = torch.cat([model(input_ids=piece[None], use_cache=False).logits[0] for piece in pieces])
+        return whole.unflatten(0, batch.tokens_BS.shape)
+    return model(input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=block_mask(batch)).logits
+
+
 def balancing_loss(model: torch.nn.Module, router_logits: list[torch.Tensor]) -> torch.Tensor:
     """The reference's balancing loss of each layer by itself, and their mean."""
     config, function = model.config, sys.modules[type(model).__module__].load_balancing_loss_func
@@ -163,9 +172,7 @@ def plain_steps(run: Run, model: torch.nn.Module, case: harness.Case) -> tuple[l
         total = 0.0
         for batch in batches:
             heard.clear()
-            logits = model(
-                input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=block_mask(batch)
-            ).logits
+            logits = logits_of(model, batch)
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1), batch.labels_BS.flatten(), ignore_index=IGNORE, reduction="sum"
             )

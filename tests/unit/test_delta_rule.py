@@ -1,4 +1,4 @@
-"""The gated delta rule: chunks against its definition and against transformers' own function for each document alone."""
+"""The gated delta rule: chunks against its definition, and against transformers' function for each document alone."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from engine.backends.native import attention, lora
 from engine.backends.native.backend import NativeBackend
 from engine.backends.native.balancing import Balancing
+from engine.backends.native.delta_net import attach as attach_delta_rule
+from engine.backends.native.delta_net import delta_nets
 from engine.backends.native.fuse import fuse_layers, fuse_loss
 from engine.backends.native.loss import loss_sum
 from engine.backends.native.model import fill_buffers, layers, make_buffers, meta_model, recompute
@@ -73,6 +75,10 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     if fused:
         loss_head = fuse_loss(model, chosen["linear_cross_entropy"].kernel.load())
         fuse_layers(model, chosen["swiglu"].kernel.load())
+    if recurrent := delta_nets(model):
+        choice = choose("gated_delta_rule", hardware.kernels(), run.precision.name, run.kernels.strict)
+        chosen["gated_delta_rule"] = choice
+        attach_delta_rule(recurrent, choice.kernel.load())
     recompute(model, run.parallelism.recompute)
     if run.precision.compile:
         functorch_config.activation_memory_budget = KEPT_ACTIVATIONS

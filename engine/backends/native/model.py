@@ -121,7 +121,8 @@ def recompute(model: nn.Module, what: str) -> None:
     if what == "full":
         chosen = layers(model)
     elif what == "selective":
-        chosen = [m for layer in layers(model) for m in layer.modules() if type(m).__name__.endswith("Attention")]
+        kinds = ("Attention", "DeltaNet")
+        chosen = [m for layer in layers(model) for m in layer.modules() if type(m).__name__.endswith(kinds)]
     else:
         chosen = []
     for module in chosen:
