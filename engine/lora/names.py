@@ -13,7 +13,7 @@ from engine.schema import Lora, Run
 
 PREFIX = "base_model.model."  # before every name in PEFT's files
 LINEAR = re.compile(r".*\b(layers|h)\.\d+\..*\.weight")
-ROUTERS = ("gate",)  # matrices of a layer that are no linear layers of the reference
+ROUTERS = ("gate", "shared_expert_gate")  # they choose and weigh experts, and get no adapters
 
 
 def linear_layers(published: Mapping[str, Shape], targets: Optional[Sequence[str]]) -> dict[str, Shape]:
