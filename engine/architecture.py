@@ -105,8 +105,17 @@ def read_architecture(folder: Path, family: Family) -> Any:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
         raise UserError(f"{path}: {key}={values.get(str(key))!r} is not what the key takes") from None
+    if "sliding_attention" in kinds and layers != _layer_types(model):
+        raise UserError(
+            f"{path}: layer_types holds other layers with a window than use_sliding_window and max_window_layers "
+            f"make: {', '.join(_layer_types(model))}"
+        )
     model.name = _size_name(model, family)
     return model
+
+
+def _layer_types(model: Any) -> list[str]:
+    return ["full_attention" if window is None else "sliding_attention" for window in model.windows()]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,19 @@ def typed_run(family: Family, job: str | None = None) -> type[Run]:
     fields: list[tuple[str, type, Any]] = []
     narrowed = {"model": load_dotted(family.config)} | ({"job": JOBS[job]} if job else {})
     for name, cls in narrowed.items():
-        fields.append((name, cls, dataclasses.field(default_factory=cls)))
+        fields.append((name, cls, dataclasses.field(default_factory=partial(defaults, cls))))
     return dataclasses.make_dataclass("Run", fields, bases=(Run,))
+
+
+def defaults(cls: type) -> Any:
+    """An instance that holds a dataclass's defaults as they are written.
+
+    What `__post_init__` derives from them must not be there: it follows from what is merged over the defaults.
+    """
+    made = object.__new__(cls)
+    for f in dataclasses.fields(cls):
+        setattr(made, f.name, f.default if f.default_factory is dataclasses.MISSING else f.default_factory())
+    return made
 
 
 def to_run(config: Any) -> Run:

@@ -67,7 +67,7 @@ def layers_exist(model: Any, key: str) -> Iterator[str]:
 
 
 def windows(model: Any) -> Iterator[str]:
-    """transformers gives layer i a window if `use_sliding_window`, `sliding_window` is set, and i >= max_window_layers.
+    """Sliding windows of no size.
 
     `sliding_window` without `use_sliding_window` has no effect, as many published files have it.
     """
@@ -75,10 +75,5 @@ def windows(model: Any) -> Iterator[str]:
         return
     if model.sliding_window is None:
         yield "model.use_sliding_window=true without model.sliding_window, its size; set it or leave both out"
-    elif not hasattr(model, "max_window_layers"):
-        yield "model.use_sliding_window=true: sliding windows are not supported yet; set it to false"
-    elif model.max_window_layers < model.num_hidden_layers:
-        yield (
-            f"model.use_sliding_window=true: sliding windows are not supported yet; set it to false, or "
-            f"model.max_window_layers={model.num_hidden_layers}, which leaves no layer with a window"
-        )
+    elif model.sliding_window < 1:
+        yield f"model.sliding_window={model.sliding_window}: a token sees itself, so it must be at least 1"

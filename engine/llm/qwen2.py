@@ -94,12 +94,8 @@ class Qwen2MoeConfig(SharedKeys):
 def check(model: SharedKeys, backend: str) -> Iterator[str]:
     """What is wrong with the model's keys for a backend, one a line."""
     yield from shared.decoder(model, backend)
+    yield from shared.windows(model)
     yield from shared.whole_heads(model)
     if isinstance(model, Qwen2MoeConfig):
         yield from shared.topk(model)
         yield from shared.layers_exist(model, "mlp_only_layers")
-        if model.use_sliding_window and model.max_window_layers > 0:
-            # The first `max_window_layers` of the reference have windows, every other one.
-            yield "model.use_sliding_window=true: a model with experts has no sliding windows here; set it to false"
-    else:
-        yield from shared.windows(model)

@@ -18,6 +18,7 @@ from engine.family import load_family
 
 QWEN3 = load_family("qwen3")
 # Odd sizes: 3 heads of 6 over a width of 10, one key-value head, 11 tokens.
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 SMALL = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
@@ -258,7 +259,8 @@ def test_mistakes_in_a_config_name_its_file(tmp_path):
             ({"hidden_act": "gelu"}, ["hidden_act=gelu", "backend=native has it"]),
             ({"attention_dropout": 0.5}, ["attention_dropout=0.5"]),
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, ["rope_scaling", "dynamic"]),
-            ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, ["sliding windows"]),
+            ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1}, ["sliding_window=0"]),
+            (WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]}, ["layer_types", "full_attention, "]),
             ({"bos_token_id": 11}, ["bos_token_id=11", "vocab_size=11"]),
             ({"eos_token_id": [3, 12]}, ["eos_token_id=12"]),
             ({"head_dim": 5}, ["head_dim=5"]),
@@ -271,6 +273,7 @@ def test_mistakes_in_a_config_name_its_file(tmp_path):
         assert len(text.splitlines()) == 1 and text.startswith(str(folder / "config.json")), text
         assert [word for word in words if word not in text] == [], text
     planned(write(tmp_path / "inert", SMALL | {"sliding_window": 4096}))  # as published files have it
+    planned(write(tmp_path / "same", SMALL | WINDOWS | {"layer_types": ["full_attention", "sliding_attention"]}))
 
 
 @pytest.mark.parametrize(

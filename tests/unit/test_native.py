@@ -67,10 +67,6 @@ def test_every_published_key_reaches_the_reference() -> None:
         (run_of("ddp", tp=2), "parallelism.tp=2: backend=native has data parallelism only"),
         (run_of("fdsp"), "parallelism.strategy=fdsp is not known; ddp, zero1, fsdp or hsdp"),
         (replace(run_of("ddp"), precision=Precision("fp32", compile=True)), "precision.compile=true: hardware=cpu"),
-        (
-            run_of("ddp", model=model_config(use_sliding_window=True, sliding_window=4, max_window_layers=1)),
-            "model.use_sliding_window",
-        ),
         (run_of("ddp", model=model_config(attention_dropout=0.1)), "model.attention_dropout=0.1"),
     ],
 )

@@ -185,10 +185,7 @@ BAD = [
     ("model.rope_scaling={rope_type:linear,factor:x}", ["factor=x", "greater than 0"]),
     ("model.rope_scaling={rope_type:linear,factor:2,beta:3}", ["linear", "has no beta"]),
     ("model.use_sliding_window=true", ["model.sliding_window"]),
-    (
-        "model.use_sliding_window=true model.sliding_window=8 model.max_window_layers=1",
-        ["not supported", "model.max_window_layers=2"],
-    ),
+    ("model.use_sliding_window=true model.sliding_window=0", ["model.sliding_window=0", "at least 1"]),
     ("model.bos_token_id=4096", ["bos_token_id=4096", "vocab_size=4096", "4095"]),
     ("model.eos_token_id=-1", ["eos_token_id=-1"]),
     ("logger.wandb=true", ["logger.wandb=true", "not installed"]),
@@ -370,6 +367,7 @@ GOOD = [
     "model.rope_scaling={rope_type:yarn,factor:2,original_max_position_embeddings:1024,beta_fast:16}",
     "backend=native model.rope_scaling={rope_type:dynamic,factor:2.5}",
     "model.use_sliding_window=true model.sliding_window=8 model.max_window_layers=2",
+    "model.use_sliding_window=true model.sliding_window=8 model.max_window_layers=1",
     "data.vocab_size=257",
 ]
 

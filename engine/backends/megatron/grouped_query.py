@@ -24,7 +24,7 @@ class Heads:
     groups: int | None = None  # key/value heads
     value_channels: int | None = None  # of a head
     value_scale: float = 1.0  # on values
-    angles: tuple[int, int] | None = None  # its share of the angles, from and to, where layers have rotary embeddings of several kinds
+    angles: tuple[int, int] | None = None  # its share, from and to, of the angles of all kinds of layers
 
     @property
     def plain(self) -> bool:

@@ -34,11 +34,6 @@ def reference_config(family: Family, config: Any) -> Any:
 def meta_model(family: Family, config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The reference model, its tensors without memory. UserError for what our attention does not do."""
     theirs = reference_config(family, config)
-    if "sliding_attention" in (getattr(theirs, "layer_types", None) or ()):
-        raise UserError(
-            "model.use_sliding_window: the native backend has no sliding window; "
-            "false, or max_window_layers=num_hidden_layers, would be right"
-        )
     if getattr(theirs, "attention_dropout", 0.0):
         raise UserError(
             f"model.attention_dropout={theirs.attention_dropout}: attention has no dropout here; 0 would be right"

@@ -26,6 +26,10 @@ class SharedKeys(DecoderConfig):
         super().__post_init__()
         self.head_dim = self.head_channels
 
+    def windows(self) -> tuple[Optional[int], ...]:
+        size, first = self.sliding_window if self.use_sliding_window else None, getattr(self, "max_window_layers", 0)
+        return tuple(size if layer >= first else None for layer in range(self.num_hidden_layers))
+
 
 @dataclass
 class Qwen3Config(SharedKeys):
