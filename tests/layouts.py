@@ -97,5 +97,33 @@ def qwen_tensors(tensors: Tensors) -> Tensors:
     return out
 
 
+def mimo_keys(published: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen2's keys: all but how many layers predict further tokens, which the reference does not build."""
+    return {key: value for key, value in published.items() if key not in ("model_type", "num_nextn_predict_layers")}
+
+
+# configuration_mimo.py, as it lies beside the published weights: Qwen2's defaults and one key more.
+MIMO_DEFAULTS = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+    "attention_dropout": 0.0,
+    "num_nextn_predict_layers": 0,
+}
+
 # By published model_type.
-LAYOUTS = {"qwen": Layout("qwen", "QWenLMHeadModel", QWEN_DEFAULTS, qwen_keys, qwen_tensors)}
+LAYOUTS = {
+    "mimo": Layout("mimo", "MiMoForCausalLM", MIMO_DEFAULTS, mimo_keys, dict),
+    "qwen": Layout("qwen", "QWenLMHeadModel", QWEN_DEFAULTS, qwen_keys, qwen_tensors),
+}
