@@ -16,6 +16,9 @@ import yaml
 
 from engine.family import family_names, load_dotted, load_family
 from engine.metrics.flops import active_share
+from tests.freezing import freeze
+from tests.parity.published_models import megatron_elements
+from tests.ranks import Ranks
 
 HERE = Path(__file__).parent
 ZOO = HERE.parent.parent / "zoo"
@@ -71,3 +74,16 @@ def test_tensors_have_their_published_names(family: str) -> None:
         found.setdefault(config.model_type, set()).update(map(pattern, shapes))
     for model_type, names in found.items():
         assert names == set(KEYS[model_type]["names"]), model_type
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "size"), SIZES)
+def test_the_megatron_model_holds_every_published_element_once(
+    ranks: Ranks, family: str, size: str, tmp_path: Path
+) -> None:
+    """Built whole on one rank, without memory: as many parameters as the weight map, which the tests above count."""
+    config, shapes = sized(family, size)
+    ways = ("moe.grouped=true",) if config.mixture() else ()  # all experts of a layer in one parameter
+    frozen = freeze(tmp_path / "run", family, f"model={size}", "backend=megatron", "parallelism=single", *ways)
+    (held,) = ranks.call(megatron_elements, 1, config=str(frozen))
+    assert {name: held.get(name) for name in shapes} == {name: math.prod(shape) for name, shape in shapes.items()}
