@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from engine.data.mixture import has_chats
 from engine.schema import Run
 
 NOT_TRAINING = ("forward", "convert", "prepare", "sample")
@@ -84,7 +85,7 @@ RULES = (
     ),
     Rule(
         tuple(f"data.{key}" for key in CHAT_KEYS),
-        lambda run: run.data.name != "chat",
+        lambda run: not has_chats(run.data),
         lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
     ),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.data.mixture import has_chats
 from engine.schema import Run
 
 
@@ -12,10 +13,13 @@ def task_problems(run: Run) -> Iterator[str]:
     task, data = run.task, run.data
     if run.job.name not in ("train", "prepare"):
         return
-    if task.name == "sft" and data.name != "chat":
-        yield f"task=sft learns from conversations, and this is data={data.name}; leave data out, or set data=chat"
-    if data.name == "chat" and (run.job.name == "prepare" or data.packing == "offline"):
-        yield "data=chat: conversations are rendered while training; leave job=prepare and data.packing=offline out"
+    chats = has_chats(data)
+    if task.name == "sft" and not chats:
+        what = "a mixture without kind=chat" if data.name == "mixture" else f"data={data.name}"
+        yield f"task=sft learns from conversations, and this is {what}; leave data out, or set data=chat"
+    if chats and (run.job.name == "prepare" or data.packing == "offline"):
+        rest = "conversations are rendered while training; leave job=prepare and data.packing=offline out"
+        yield f"data={data.name}: {rest}"
     begun = run.model.weights is not None or run.checkpoint.resume is not None
     if task.name == "midtrain" and not begun:
         yield "task=midtrain goes on from trained weights, and model.weights is missing; name a directory"

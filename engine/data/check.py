@@ -9,6 +9,7 @@ from engine.data.formats import RECORDS
 from engine.data.formats.files import check_records
 from engine.data.mixture import about, sources, validation_sets
 from engine.data.sources import (
+    CHAT,
     WIDE,
     BadSample,
     BadSamples,
@@ -54,7 +55,7 @@ def _check_several(data: Data) -> None:
 
 
 def _check_source(data: Data) -> None:
-    if data.name == "chat":
+    if data.name == CHAT:
         check_chats(data, CHECKED_BYTES)
         return
     bad = BadSamples(data.max_bad_samples)

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.data.files import FileReader, digest, line_bounds, piece_bounds, stamps
 from engine.data.identity import corpus_identity
-from engine.data.sources import BadSamples, SourceFile, decode_text, list_files, parse_line
+from engine.data.sources import CHAT, BadSamples, SourceFile, decode_text, list_files, parse_line
 from engine.data.split import Numbered
 from engine.schema import Data
 
@@ -67,6 +67,10 @@ def open_corpus(data: Data, cache: Path, bad: BadSamples | None = None) -> Numbe
     """
     from engine.data.formats import RECORDS, open_records
 
+    if data.name == CHAT:
+        from engine.data.chat.corpus import ChatCorpus
+
+        return ChatCorpus(data, cache)
     if data.name in RECORDS:
         return open_records(data, cache, bad or BadSamples(data.max_bad_samples))
     return Corpus(list_files(data), data.name, data.field, data.held_out, cache)

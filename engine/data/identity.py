@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.data.mixture import about, sources
+from engine.data.mixture import about, has_chats, sources
 from engine.data.sources import SourceFile, list_files
 from engine.schema import Data, Run
 
@@ -35,7 +35,7 @@ def settings_identity(run: Run) -> dict[str, Any]:
         "data.mixture": [[s.name, s.data.name, s.data.field, s.data.split, s.weight] for s in sources(data)]
         if data.name == "mixture"
         else None,
-    } | {f"data.{key}": getattr(data, key) for key in CHAT if data.name == "chat"}
+    } | {f"data.{key}": getattr(data, key) for key in CHAT if has_chats(data)}
 
 
 def corpus_identity(kind: str, files: list[SourceFile]) -> str:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.data.chat.load import open_chats
-from engine.data.chat.preview import Preview, previews
+from engine.data.chat.corpus import ChatCorpus
+from engine.data.chat.load import Chats, open_chats
+from engine.data.chat.preview import SHOWN, Preview, previews
 from engine.data.corpus import open_corpus
-from engine.data.documents import Documents, OnlineDocuments
+from engine.data.documents import Documents, Encode, OnlineDocuments, encode
 from engine.data.held_out import HeldOut
 from engine.data.identity import mixture_identity, settings_identity
 from engine.data.joined import join
-from engine.data.mixture import Source, about, sources, validation_sets
+from engine.data.mixture import Source, about, has_chats, sources, validation_sets
 from engine.data.order import Order
 from engine.data.packing import Cursor, Packer
 from engine.data.resources import Log, cache_dir, corpus_tokenizer
 from engine.data.row_reader import Stream
-from engine.data.sources import BadSamples
+from engine.data.sources import CHAT, BadSamples
 from engine.data.split import Numbered
 from engine.data.token_cache import token_cache
 from engine.data.tokenizer import Tokenizer
@@ -83,20 +85,21 @@ def build_data(
     Raises UserError for data that cannot be used.
     """
     data, bad = run.data, BadSamples(run.data.max_bad_samples, log)
-    chats = open_chats(run, bad, log, tokenizer_dir) if data.name == "chat" else None
-    if chats:
-        tokenizer, opened = chats.tokenizer, [Opened(sources(data)[0], chats.corpus, chats.documents)]
-    else:
-        found = sources(data)
-        corpora = [_open(run, source, bad) for source in found]
-        tokenizer = corpus_tokenizer(run, join(corpora), bad, log, tokenizer_dir)
-        opened = [_opened(run, *pair, tokenizer, bad, log) for pair in zip(found, corpora, strict=True)]
+    found = sources(data)
+    corpora = [_open(run, source, bad) for source in found]
+    chats = open_chats(run, join(corpora), bad, log, tokenizer_dir) if has_chats(data) else None
+    tokenizer = chats.tokenizer if chats else corpus_tokenizer(run, join(corpora), bad, log, tokenizer_dir)
+    encoder = chats.encoder if chats else encode
+    opened = [
+        Opened(source, corpus, _documents(run, source, corpus, tokenizer, bad, encoder, log))
+        for source, corpus in zip(found, corpora, strict=True)
+    ]
     identity = settings_identity(run) | {"corpus": _identity(opened), "tokenizer": tokenizer.fingerprint}
     identity |= chats.identity if chats else {}
     streams = [_stream(run, one, log) for one in opened]
-    held_out = _held_out(run, opened, tokenizer, bad, log, (dp_rank, dp_size))
+    held_out = _held_out(run, opened, tokenizer, bad, encoder, log, (dp_rank, dp_size))
     train = TrainData(streams, data, identity, dp_rank, dp_size, state, pin_memory)
-    shown = previews(chats, chats.corpus.side(held_out=False)) if chats and dp_rank == 0 else []
+    shown = _previews(opened, chats) if chats and dp_rank == 0 else []
     return DataModule(tokenizer, train, held_out, tuple(shown), bad)
 
 
@@ -105,12 +108,23 @@ def _open(run: Run, source: Source, bad: BadSamples) -> Numbered:
         return open_corpus(source.data, cache_dir(run), bad)
 
 
-def _opened(run: Run, source: Source, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, log: Log) -> Opened:
+def _documents(
+    run: Run, source: Source, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples, encoder: Encode, log: Log
+) -> Documents:
+    """A source's documents as token ids; `encoder` is that of its conversations, if it holds such."""
     if run.data.packing != "offline":
-        return Opened(source, corpus, OnlineDocuments(corpus, tokenizer, bad, run.data.workers))
+        chosen = encoder if source.data.name == CHAT else encode
+        return OnlineDocuments(corpus, tokenizer, bad, run.data.workers, encode=chosen)
     cache, _ = token_cache(corpus, tokenizer, cache_dir(run), bad)
     log(f"data: {cache.meta['tokens']} tokens from {cache.folder}")
-    return Opened(source, corpus, cache)
+    return cache
+
+
+def _previews(opened: list[Opened], chats: Chats) -> list[Preview]:
+    """The first conversations; of a mixture one of each source."""
+    corpora = [one.corpus for one in opened if isinstance(one.corpus, ChatCorpus)]
+    count = SHOWN if len(opened) == 1 else 1
+    return [one for corpus in corpora for one in previews(chats, corpus, corpus.side(held_out=False), count)]
 
 
 def _identity(opened: list[Opened]) -> str:
@@ -146,14 +160,21 @@ def _stream(run: Run, one: Opened, log: Log) -> Stream:
 
 
 def _held_out(
-    run: Run, opened: list[Opened], tokenizer: Tokenizer, bad: BadSamples, log: Log, dp: tuple[int, int]
+    run: Run,
+    opened: list[Opened],
+    tokenizer: Tokenizer,
+    bad: BadSamples,
+    encoder: Encode,
+    log: Log,
+    dp: tuple[int, int],
 ) -> dict[str, HeldOut]:
     """What was held out of each source, and the sets that the settings name; those without text are left out."""
     named = validation_sets(run.data)
     corpora = [_open(run, source, bad) for source in named]
     # A set is read once at each evaluation, so that there is no use in a token cache.
+    online = dataclasses.replace(run, data=dataclasses.replace(run.data, packing="online"))
     others = [
-        Opened(source, corpus, OnlineDocuments(corpus, tokenizer, bad, run.data.workers))
+        Opened(source, corpus, _documents(online, source, corpus, tokenizer, bad, encoder, log))
         for source, corpus in zip(named, corpora, strict=True)
     ]
     ids = [(one, one.corpus.side(held_out=True)) for one in opened]

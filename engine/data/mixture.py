@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engine.data.sources import SOURCES, refuse
+from engine.data.chat.records import FORMATS
+from engine.data.sources import CHAT, SOURCES, refuse
 from engine.errors import UserError
 from engine.schema import Data
 from engine.suggest import did_you_mean
 
 PERIOD = 10_000  # rows after which the sources' turns repeat
-KINDS = tuple(kind for kind in SOURCES if kind != "chat")
-KEYS = ("name", "kind", "path", "field", "split", "weight")
+KEYS = ("name", "kind", "path", "field", "split", "format", "weight")
 FIELDS = {"webdataset": "txt"}  # where the text usually is, if not under `text`
 
 
@@ -47,6 +47,12 @@ def about(source: Source) -> Iterator[None]:
         raise UserError(source.in_its_words(str(error))) from None
 
 
+def has_chats(data: Data) -> bool:
+    """Whether conversations are trained on. True or false also for settings that are no mixture."""
+    entries = data.mixture if data.name == "mixture" and isinstance(data.mixture, list) else []
+    return data.name == CHAT or any(isinstance(entry, dict) and entry.get("kind") == CHAT for entry in entries)
+
+
 def sources(data: Data) -> list[Source]:
     """The sources of training; one without a name where there is no mixture. Raises UserError, all mistakes at once."""
     if data.name != "mixture":
@@ -70,6 +76,13 @@ def sources(data: Data) -> list[Source]:
 def validation_sets(data: Data) -> list[Source]:
     """The named held-out sets that the settings spell out. Raises UserError, all mistakes at once."""
     found, problems = _parse(data, "data.validation", data.validation or [], 0.0, weighted=False)
+    if not has_chats(data):
+        problems += [
+            f"{source.key}: kind=chat takes the chat template of the training data, which holds no conversations; "
+            "judge those of data=chat or of a mixture with a chat source"
+            for source in found
+            if source.data.name == CHAT
+        ]
     taken = {source.name for source in sources(data)} if data.name == "mixture" and data.held_out > 0 else set()
     problems += [
         f"data.validation: {source.name} is also a source of data.mixture, which holds out documents under that name; "
@@ -111,6 +124,7 @@ def _parse(data: Data, key: str, entries: Any, held_out: float, weighted: bool) 
             path=entry.get("path"),
             field=entry.get("field") or FIELDS.get(kind, "text"),
             split=entry.get("split") or "train",
+            format=entry.get("format") or data.format,
             held_out=held_out,
             mixture=None,
             validation=None,
@@ -127,13 +141,15 @@ def _entry_problems(entry: Any, where: str, weighted: bool) -> list[str]:
     name, kind, weight = entry.get("name"), entry.get("kind"), entry.get("weight", 1)
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
         problems.append(f"{where}: name={name} must be letters, digits, '-' and '_', since metrics are named after it")
-    if kind not in KINDS:
+    if kind not in SOURCES:
         problems.append(
-            f"{where}: kind={kind} is no kind of source{did_you_mean(str(kind), KINDS)} ({', '.join(KINDS)})"
+            f"{where}: kind={kind} is no kind of source{did_you_mean(str(kind), SOURCES)} ({', '.join(SOURCES)})"
         )
     number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not number or not 0 < weight < math.inf:
         problems.append(f"{where}: weight={weight} must be a number greater than 0; leave the source out otherwise")
+    if entry.get("format") is not None and (kind != CHAT or entry["format"] not in FORMATS):
+        problems.append(f"{where}: format={entry['format']}: only kind=chat has one, which is {' or '.join(FORMATS)}")
     for part in ("path", "field", "split"):
         if entry.get(part) is not None and not isinstance(entry[part], str):
             problems.append(f"{where}: {part}={entry[part]} must be text")

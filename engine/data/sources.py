@@ -21,7 +21,8 @@ from engine.schema import Data
 from engine.words import kind_of
 
 SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon")
-JSON_SOURCES = ("jsonl", "chat")
+CHAT = "chat"
+JSON_SOURCES = ("jsonl", CHAT)
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = {"jsonl": JSONL_SUFFIXES, "chat": JSONL_SUFFIXES, "parquet": (".parquet", ".pq"), "webdataset": (".tar",)}
 WHOLE = ("parquet", "webdataset", "energon")  # a file of these without a byte was never finished

@@ -16,6 +16,8 @@ from engine.backends.native.backend import NativeBackend
 from engine.checkpoint.sources import InitSource
 from engine.data.chat.load import open_chats
 from engine.data.chat.preview import previews
+from engine.data.corpus import open_corpus
+from engine.data.documents import OnlineDocuments
 from engine.data.sources import BadSamples
 from engine.errors import UserError
 from engine.family import load_family
@@ -74,6 +76,49 @@ def test_resuming_repeats_and_loses_nothing(tmp_path: Path) -> None:
         open_data(run, state=state)
 
 
+def test_a_mixture_of_chats_and_text_gives_each_source_as_it_would_be_alone(tmp_path: Path) -> None:
+    """Two chat files of two formats and a text file, with weights 2, 1 and 1; one set of chats to validate with."""
+    a = write_lines(tmp_path / "a.jsonl", [record("q" * (i % 5), "a" * (1 + i % 3)) for i in range(23)])
+    pairs = [{"instruction": "i" * (1 + i % 4), "input": "", "output": "o" * (1 + i % 2)} for i in range(9)]
+    b, text = write_lines(tmp_path / "b.jsonl", pairs), tmp_path / "t.txt"
+    text.write_text("plain text that is learned whole " * 9)
+    v = write_lines(tmp_path / "v.jsonl", [record("why", "so")])
+    run = chat_run(tmp_path, a, SHORT, seq_len=13, shuffle_rows=2, global_batch_size=4)
+    alone = {}
+    for name, path, kind in (("a", a, "chat"), ("b", b, "chat"), ("t", text, "text")):
+        run.data.name, run.data.path = kind, str(path)
+        data = open_data(run)
+        tokens, labels, _ = steps(data, 8)
+        data.close()
+        alone[name] = [(t.tolist(), x.tolist()) for t, x in zip(tokens, labels, strict=True)]
+    run.data.name, run.data.path = "mixture", None
+    run.data.mixture = [
+        {"name": "a", "kind": "chat", "path": str(a), "weight": 2},
+        {"name": "b", "kind": "chat", "path": str(b), "format": "alpaca", "weight": 1},
+        {"name": "t", "kind": "text", "path": str(text), "weight": 1},
+    ]
+    run.data.validation = [{"name": "v", "kind": "chat", "path": str(v)}]
+    data = open_data(run)
+    seen: dict[str, list[Any]] = {"a": [], "b": [], "t": []}
+    for _ in range(8):
+        for batch in data.train.next_step():
+            for row, source in enumerate(batch.sources):
+                seen[data.sources[source]].append((batch.tokens_BS[row].tolist(), batch.labels_BS[row].tolist()))
+    assert {name: len(rows) for name, rows in seen.items()} == {"a": 16, "b": 8, "t": 8}
+    assert all(rows == alone[name][: len(rows)] for name, rows in seen.items())
+    assert [Path(one.where).name for one in data.previews] == ["a.jsonl:1", "b.jsonl:1"]
+    assert [len(held_out.batches(9)) for held_out in data.validation.values()] == [1] and list(data.validation) == ["v"]
+    state = json.loads(json.dumps(data.train.state(3)))
+    data.close()
+    again = open_data(run, state=state)
+    first = again.train.next_step()[0]
+    again.close()
+    assert (first.tokens_BS[0].tolist(), first.labels_BS[0].tolist()) in [row for rows in seen.values() for row in rows]
+    run.data.train_turns = "last"
+    with pytest.raises(UserError, match=r"data.train_turns=all, and this run has last"):
+        open_data(run, state=state)
+
+
 def test_a_sample_longer_than_a_row_is_counted(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [record("q", "a" * n) for n in (3, 40, 4)])
     run = chat_run(tmp_path, path, SHORT, seq_len=16, max_bad_samples=1)
@@ -81,7 +126,7 @@ def test_a_sample_longer_than_a_row_is_counted(tmp_path: Path) -> None:
     assert tokens.shape == (4, 16)
     run.data.max_bad_samples = 0
     data = open_data(run)
-    with pytest.raises(UserError, match=r"a.jsonl:2: has 42 tokens, more than data.seq_len=16"):
+    with pytest.raises(UserError, match=r":2: is longer than a row: it has 42 tokens, more than data.seq_len=16"):
         steps(data, 2)
 
 
@@ -132,14 +177,15 @@ def test_the_stand_in_tokenizer_says_so_and_works_elsewhere(tmp_path: Path) -> N
     records = [record(f"What is {i}?", f"It is {i}.") for i in range(30)]
     run = chat_run(tmp_path, write_lines(tmp_path / "a.jsonl", records), tokenizer=None)
     lines: list[str] = []
-    chats = open_chats(run, BadSamples(0), lines.append)
+    corpus = open_corpus(run.data, tmp_path / "cache")
+    chats = open_chats(run, corpus, BadSamples(0), lines.append)
     assert "a stand-in" in lines[0]
     assert chats.tokenizer.vocab_size <= 300
     theirs = AutoTokenizer.from_pretrained(chats.tokenizer.folder)
     expected = theirs.apply_chat_template(
         records[0]["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    sample = next(chats.documents.stream(iter([0])))
+    sample = next(OnlineDocuments(corpus, chats.tokenizer, BadSamples(0), encode=chats.encoder).stream(iter([0])))
     assert sample.tokens.tolist() == expected["input_ids"]
     assert sample.supervised.astype(int).tolist() == expected["assistant_masks"]
     assert theirs.decode(sample.tokens[sample.supervised]) == "It is 0.<|im_end|>"
@@ -149,7 +195,7 @@ def test_another_template_travels_with_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(SHORT)
     run = chat_run(tmp_path, write_lines(tmp_path / "a.jsonl", [record("q", "a")]))
     run.data.chat_template = str(tmp_path / "t.jinja")
-    chats = open_chats(run, BadSamples(0))
+    chats = open_chats(run, open_corpus(run.data, tmp_path / "cache"), BadSamples(0))
     chats.tokenizer.save(tmp_path / "export")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert theirs.apply_chat_template(record("q", "a")["messages"], tokenize=False) == "qa~"
@@ -158,8 +204,9 @@ def test_another_template_travels_with_the_tokenizer(tmp_path: Path) -> None:
 def test_the_preview_shows_what_is_learned(tmp_path: Path) -> None:
     records = [record("q", "a"), {"messages": []}, record("long", "b" * 9000)]
     run = chat_run(tmp_path, write_lines(tmp_path / "a.jsonl", records), max_bad_samples=1)
-    chats = open_chats(run, BadSamples(1))
-    first, second = previews(chats, np.arange(3))
+    corpus = open_corpus(run.data, tmp_path / "cache")
+    chats = open_chats(run, corpus, BadSamples(1))
+    first, second = previews(chats, corpus, np.arange(3))
     start, stop = SPECIAL[:2]
     assert first.text(colour=False) == (
         f"sample {tmp_path}/a.jsonl:1: 2 of 24 tokens are learned\n"

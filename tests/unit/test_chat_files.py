@@ -220,6 +220,23 @@ def test_templates_and_tokenizers_belong_together(tmp_path: Path) -> None:
     )
 
 
+def test_a_mixture_may_hold_conversations(tmp_path: Path) -> None:
+    good, bad = write_lines(tmp_path / "a.jsonl", [OPENAI]), write_lines(tmp_path / "b.jsonl", [{"messages": []}])
+    entries = f"{{name: a, kind: chat, path: {good}, weight: 3}}"
+    words = ["hardware=cpu", "task=sft", "data=mixture", "data.train_turns=last"]
+    run = prepare("qwen3", [*words, f"data.mixture=[{entries}, {{name: s, kind: stdlib}}]"])
+    assert (run.task.name, run.data.name) == ("sft", "mixture")
+    more = f"{{name: b, kind: chat, path: {bad}}}"
+    assert f"{bad}:1: is an empty" in refused(tmp_path, "data=mixture", f"data.mixture=[{entries}, {more}]")
+    absent = "{name: b, kind: chat, path: /absent}"
+    message = refused(tmp_path, "data=mixture", f"data.mixture=[{entries}, {absent}]")
+    assert message.startswith("data.mixture[1].path: '/absent' does not exist")
+    plain = "data.mixture=[{name: s, kind: stdlib}]"
+    assert "this is a mixture without kind=chat" in refused(tmp_path, "data=mixture", plain)
+    offline = ("data.packing=offline", f"data.mixture=[{entries}]")
+    assert "leave job=prepare and data.packing=offline out" in refused(tmp_path, "data=mixture", *offline)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -78,7 +78,11 @@ def entry(**keys):
         ([entry(weight=True)], "weight=True"),
         ([entry(), entry(name="b", weight=1e-6)], "weight=1e-06 of b is less than 1 row in 10000"),
         ([entry(kind="jsonll")], "kind=jsonll is no kind of source; did you mean jsonl?"),
-        ([entry(kind="chat")], "kind=chat is no kind"),
+        ([entry(format="sharegpt")], "format=sharegpt: only kind=chat has one"),
+        (
+            [entry(kind="chat", format="csv")],
+            "format=csv: only kind=chat has one, which is alpaca or",
+        ),
         ([entry(wait=3)], "there is no key wait; did you mean weight?"),
         ([entry(name="a/b")], "name=a/b must be letters"),
         ([entry(path=3)], "path=3 must be text"),
@@ -97,6 +101,12 @@ def test_validation_sets_that_cannot_be():
         validation_sets(both)
     both.held_out = 0.0
     assert [s.name for s in validation_sets(both)] == ["a"]
+    chats = {"name": "c", "kind": "chat", "path": "c.jsonl"}
+    with pytest.raises(
+        UserError, match=r"^data\.validation\[0\]: kind=chat takes the chat template of the training data"
+    ):
+        validation_sets(Data(name="stdlib", validation=[chats]))
+    assert validation_sets(Data(name="chat", validation=[chats]))[0].data.name == "chat"
     with pytest.raises(UserError, match="there is no key weight"):
         validation_sets(Data(name="stdlib", validation=[entry()]))
 

@@ -12,13 +12,12 @@ import tokenizers
 
 from engine.data.bpe import trained_bpe
 from engine.data.cache import cached
-from engine.data.chat.corpus import ChatCorpus
 from engine.data.chat.encode import ChatEncoder
 from engine.data.chat.template import FILE, Renderer, chat_templates, find_templates, special_tokens
-from engine.data.documents import OnlineDocuments
 from engine.data.files import digest
 from engine.data.resources import Log, cache_dir
 from engine.data.sources import BadSamples
+from engine.data.split import Numbered
 from engine.data.tokenizer import Tokenizer, load_tokenizer
 from engine.schema import Run
 
@@ -30,28 +29,28 @@ STAND_IN_TOKENS = ("<|im_start|>", "<|im_end|>")
 class Chats:
     """What `engine.data.loader` needs of a run on conversations."""
 
-    corpus: ChatCorpus
     tokenizer: Tokenizer
-    documents: OnlineDocuments
     renderer: Renderer
+    encoder: ChatEncoder
     identity: dict[str, Any]
 
 
-def open_chats(run: Run, bad: BadSamples, log: Log = print, tokenizer_dir: Optional[Path] = None) -> Chats:
-    """Open the data of a run with data=chat. `tokenizer_dir`, of a checkpoint, goes before the run's own tokenizer.
+def open_chats(
+    run: Run, corpus: Numbered, bad: BadSamples, log: Log = print, tokenizer_dir: Optional[Path] = None
+) -> Chats:
+    """How the conversations of a run become samples; without a tokenizer one is trained on `corpus`, all of its data.
+    `tokenizer_dir`, of a checkpoint, goes before the run's own tokenizer.
 
     Raises UserError for data that cannot be used, a tokenizer without a template, or one that does not fit the model.
     """
-    data, cache = run.data, cache_dir(run)
-    corpus = ChatCorpus(data, cache)
+    data = run.data
     given = tokenizer_dir or data.tokenizer
     folder = _with_template(run, Path(given)) if given else _stand_in(run, corpus, bad, log)
     tokenizer, templates = load_tokenizer(folder, run.model.vocab_size), find_templates(folder)
     ends = tuple(token.content for token in tokenizer.core.get_added_tokens_decoder().values())
     renderer = Renderer(templates, special_tokens(folder), ends, data.train_on_prompt, data.train_turns)
     encoder = ChatEncoder(renderer, data.seq_len)
-    documents = OnlineDocuments(corpus, tokenizer, bad, data.workers, encode=encoder)
-    return Chats(corpus, tokenizer, documents, renderer, {"chat_template": digest(templates)})
+    return Chats(tokenizer, renderer, encoder, {"chat_template": digest(templates)})
 
 
 def _with_template(run: Run, folder: Path) -> Path:
@@ -75,7 +74,7 @@ def _with_template(run: Run, folder: Path) -> Path:
     return copy
 
 
-def _stand_in(run: Run, corpus: ChatCorpus, bad: BadSamples, log: Log) -> Path:
+def _stand_in(run: Run, corpus: Numbered, bad: BadSamples, log: Log) -> Path:
     """A tokenizer trained on what is said in the conversations, with ChatML's tokens and a template of that shape."""
     size = run.data.vocab_size or run.model.vocab_size
     plain = trained_bpe(corpus, size - len(STAND_IN_TOKENS), cache_dir(run), bad)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.data.chat.corpus import ChatCorpus
 from engine.data.chat.encode import tokenise
 from engine.data.chat.load import Chats
 from engine.data.sources import BadSample
@@ -32,14 +33,14 @@ class Preview:
         return f"sample {self.where}: {self.supervised} of {self.tokens} tokens are learned\n{body.rstrip()}"
 
 
-def previews(chats: Chats, ids: np.ndarray, count: int = SHOWN) -> list[Preview]:
+def previews(chats: Chats, corpus: ChatCorpus, ids: np.ndarray, count: int = SHOWN) -> list[Preview]:
     """The first usable conversations."""
     found: list[Preview] = []
     for document in ids.tolist():
         if len(found) == count:
             break
         try:
-            conversation = chats.corpus.conversation(document)
+            conversation = corpus.conversation(document)
             if conversation is None:
                 continue
             rendered = chats.renderer(conversation)
@@ -47,7 +48,7 @@ def previews(chats: Chats, ids: np.ndarray, count: int = SHOWN) -> list[Preview]
             continue  # whoever reads it for training says so
         sample = tokenise(rendered, chats.tokenizer)
         pieces = _pieces(rendered.text[:LONGEST], rendered.supervised)
-        found.append(Preview(chats.corpus.where(document), len(sample), int(sample.supervised.sum()), pieces))
+        found.append(Preview(corpus.where(document), len(sample), int(sample.supervised.sum()), pieces))
     return found
 
 
