@@ -40,7 +40,8 @@ def build(folder: Path, python: str) -> tuple[Optional[str], str]:
     own = str(folder / "bin" / "python")
     command = ["uv", "pip", "install", "-q", "--python", own, "-r", str(HERE / "requirements.txt")]
     command += ["--overrides", str(HERE / "overrides.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Away from the repository, whose pyproject.toml pins the versions of Python 3.12.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode and any(sign in done.stderr for sign in UNREACHABLE):
         return None, f"packages cannot be fetched: {done.stderr.strip().splitlines()[0]}"
     if done.returncode:
