@@ -6,6 +6,7 @@ import json
 import sys
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,12 +97,20 @@ def steps_of(run_dir: Path) -> list[dict]:
     return [row for row in rows if "loss" in row]
 
 
-def block_mask(batch: Batch) -> torch.Tensor:
-    """[B, 1, S, S] additive: a token sees itself and earlier tokens of its own document."""
+def masks(batch: Batch, config: Any) -> Any:
+    """The reference's attention mask; where it has windows, one for each kind of layer."""
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return block_mask(batch)
+    return {"full_attention": block_mask(batch), "sliding_attention": block_mask(batch, config.sliding_window)}
+
+
+def block_mask(batch: Batch, window: int | None = None) -> torch.Tensor:
+    """[B, 1, S, S] additive: a token sees itself and earlier tokens of its own document, or of a window of it."""
     rows, length = batch.tokens_BS.shape
     document = (batch.positions_BS == 0).cumsum(1)
     same = document[:, :, None] == document[:, None, :]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
+    causal = causal if window is None else causal.triu(1 - window)
     mask = torch.zeros(rows, 1, length, length)
     return mask.masked_fill(~(same & causal)[:, None], torch.finfo(torch.float32).min)
 
@@ -112,7 +121,8 @@ def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         pieces = batch.tokens_BS.flatten().split(batch.cu_seqlens.diff().tolist())
         whole = torch.cat([model(input_ids=piece[None], use_cache=False).logits[0] for piece in pieces])
         return whole.unflatten(0, batch.tokens_BS.shape)
-    return model(input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=block_mask(batch)).logits
+    mask = masks(batch, model.config)
+    return model(input_ids=batch.tokens_BS, position_ids=batch.positions_BS, attention_mask=mask).logits
 
 
 def balancing_loss(model: torch.nn.Module, router_logits: list[torch.Tensor]) -> torch.Tensor:
