@@ -55,7 +55,9 @@ class AdamW:
             optimizer_cpu_offload=settings.offload,
             optimizer_offload_fraction=1.0 if settings.offload else 0.0,
         )
-        self._optimizer = get_megatron_optimizer(config, list(models), use_gloo_process_groups=False)
+        # The offloading optimizer takes leaves only, and a rank's share of an fp32 parameter is a view of it.
+        with torch.set_grad_enabled(not settings.offload):
+            self._optimizer = get_megatron_optimizer(config, list(models), use_gloo_process_groups=False)
         for group in self._optimizer.param_groups:
             # megatron-core leaves this product to its own scheduler of learning rates.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
@@ -92,7 +94,7 @@ class AdamW:
                     within = optimizer._get_model_param_range_map(parameter)["param"]
                     group, index = optimizer.model_param_group_index_map[parameter]
                     main = optimizer.optimizer.param_groups[group]["params"][index]
-                    return Share(within.start, within.end, main, optimizer.optimizer.state[main])
+                    return Share(within.start, within.end, main.data, optimizer.optimizer.state[main])
             else:
                 sixteen_bit = isinstance(optimizer, Float16OptimizerWithFloat16Params)
                 main = getattr(parameter, "main_param", parameter) if sixteen_bit else parameter
@@ -115,6 +117,7 @@ class AdamW:
                 # A tensor for each: AdamW counts in place, and one shared by all would count once for every parameter.
                 state["step"] = torch.tensor(float(updates))
 
+    @torch.no_grad()
     def main_to_model(self) -> None:
         """Bring the model's parameters to what the main copies say. Collective."""
         for optimizer in self._optimizer.chained_optimizers:
