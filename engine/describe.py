@@ -26,6 +26,8 @@ PUBLISHED = {
     "rope_theta": "base of the rotary angles",
     "rope_scaling": "rotary scaling, for example {rope_type: yarn, factor: 4.0, ...}",
     "attention_bias": "biases on query, key, value and output projections",
+    "mlp_bias": "biases on the MLP's projections",
+    "qkv_bias": "biases on query, key and value projections",
     "attention_dropout": "share of attention weights dropped in training",
     "use_sliding_window": "layers from max_window_layers on see sliding_window tokens only",
     "sliding_window": "tokens that a windowed layer sees",
