@@ -54,6 +54,7 @@ NOT_NEGATIVE = (
     ),
     *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
     *("model.router_aux_loss_coef", "moe.aux_loss", "moe.sequence_aux_loss", "moe.z_loss", "moe.bias_update_rate"),
+    "indexer.loss",
 )
 PATHS = (
     *("model.weights", "checkpoint.resume", "data.path", "data.tokenizer", "data.cache_dir", "data.inputs"),
@@ -110,6 +111,7 @@ CHOICES = {
     "backend": ("megatron", "native"),
     "moe.dispatcher": ("alltoall", "allgather"),
     "moe.drop": ("probs", "position"),
+    "indexer.stage": ("sparse", "dense"),
     "data.packing": ("online", "offline"),
     "data.format": ("alpaca", "sharegpt", "messages"),
     "data.train_turns": ("all", "last"),

@@ -109,6 +109,11 @@ RULES = (
         lambda run: f"{run.family} {run.model.name} has no experts",
     ),
     Rule(
+        ("indexer.stage",),
+        lambda run: not hasattr(run.model, "follows"),
+        lambda run: f"{run.family} {run.model.name} has no indexers",
+    ),
+    Rule(
         ("moe.bias_update_rate",),
         lambda run: run.model.mixture() and not run.model.mixture().bias,
         lambda run: f"the routers of {run.family} {run.model.name} have no correction bias",

@@ -16,7 +16,15 @@ NATIVE = "with backend=native only parallelism.dp can be more than 1; use backen
 
 def check_layout(run: Run) -> None:
     """Raise a UserError that lists, one a line, why this layout cannot be."""
-    problems = [*_backend(run), *_tensor(run), *_experts(run), *_pipeline(run), *_sharding(run), *_launcher(run)]
+    problems = [
+        *_backend(run),
+        *_indexer(run),
+        *_tensor(run),
+        *_experts(run),
+        *_pipeline(run),
+        *_sharding(run),
+        *_launcher(run),
+    ]
     if run.job.name in ("train", "prepare"):
         problems += _rows(run)
     if run.job.name == "train":
@@ -54,6 +62,18 @@ def _backend(run: Run) -> Iterator[str]:
         yield f"optim.offload=true needs parallelism.strategy=zero1, and this is {layout.strategy}"
     if run.precision.compile:
         yield "precision.compile=true: only backend=native compiles; add backend=native or leave it out"
+
+
+def _indexer(run: Run) -> Iterator[str]:
+    loss, sparse = run.indexer.loss, hasattr(run.model, "follows")
+    if loss and not sparse:
+        yield f"indexer.loss={loss}: {run.family} {run.model.name} has no indexers; leave it out"
+    elif loss and run.backend == "native":
+        yield f"indexer.loss={loss}: backend=native leaves indexers as they are; add backend=megatron, or leave it out"
+    elif loss and run.task.name == "lora":
+        yield f"indexer.loss={loss}: task=lora trains adapters alone, and indexers have none; leave it out"
+    if run.indexer.stage == "dense" and not loss:
+        yield "indexer.stage=dense trains the indexers alone, and indexer.loss=0 leaves them as they are; set it to 1"
 
 
 def _tensor(run: Run) -> Iterator[str]:

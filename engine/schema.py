@@ -248,6 +248,14 @@ JOBS: dict[str, type] = {
 
 
 @dataclass
+class Indexer:
+    """How the indexers of sparse attention learn (DeepSeek-V3.2, section 2.1.1)."""
+
+    loss: float = 0.0  # weight of the loss that brings an indexer's scores to attention's; 0: indexers stay as they are
+    stage: str = "sparse"  # sparse | dense (warm-up: attention sees all keys, and only the indexers are trained)
+
+
+@dataclass
 class Run:
     """A whole run. `model` is the family's own config class and `job` one of `JOBS`."""
 
@@ -266,6 +274,7 @@ class Run:
     kernels: Kernels = field(default_factory=Kernels)
     parallelism: Parallelism = field(default_factory=Parallelism)
     moe: MoE = field(default_factory=MoE)
+    indexer: Indexer = field(default_factory=Indexer)
     precision: Precision = field(default_factory=Precision)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)

@@ -28,6 +28,10 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBa
                 chunks.append(load_dotted(family.megatron)(run.model, run, hardware))
         device = hardware.device(int(os.environ.get("LOCAL_RANK", "0")))
         weight_map = load_dotted(family.weights)(run.model)
+        if run.indexer.stage == "dense" and mode == "train":
+            from engine.backends.megatron.dsa import warm_up
+
+            weight_map = warm_up(chunks, weight_map)
         if adapters := trained_adapters(run, mode):
             from engine.backends.megatron.lora import attach
 

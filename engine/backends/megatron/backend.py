@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.megatron import groups
 from engine.backends.megatron.accounts import Accounts
+from engine.backends.megatron.dsa import IndexerAccounts
 from engine.backends.megatron.model import CausalLM
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
@@ -41,6 +42,10 @@ class MegatronBackend:
         self._model: list[CausalLM] | list[DistributedDataParallel] = self._chunks
         self._optimizer: AdamW | None = None
         self._accounts = Accounts(run, chunks, device, mode) if run.model.mixture() else None
+        self._indexers: IndexerAccounts | None = None
+        if run.indexer.loss > 0 and mode == "train":
+            layers = sum(not follows for follows in run.model.follows())
+            self._indexers = IndexerAccounts(chunks, layers, device)
         self._entries = entries(self._chunks, weight_map)
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
@@ -80,6 +85,8 @@ class MegatronBackend:
         self._optimizer.zero_grad()
         if self._accounts:
             self._accounts.begin(batches)
+        if self._indexers:
+            self._indexers.begin(batches)
         results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
         loss_sum, num_tokens = self._totals(results)
         if not math.isfinite(loss_sum):
@@ -90,6 +97,7 @@ class MegatronBackend:
         if not math.isfinite(norm):
             return StepResult(loss_sum, num_tokens, norm, (), *self._bad_gradients())
         metrics = self._accounts.end(update) if self._accounts else {}
+        metrics |= self._indexers.end() if self._indexers else {}
         metrics |= self._source_metrics(batches, results)
         return StepResult(loss_sum, num_tokens, norm, updated=update, metrics=metrics)
 

@@ -10,7 +10,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch.nn.functional import silu
 
 from engine.backends.megatron.config import transformer_config
-from engine.backends.megatron.dsa import Indexing, sparse_spec
+from engine.backends.megatron.dsa import IndexerObjective, Indexing, sparse_spec
 from engine.backends.megatron.experts import mixture_config, mixture_layers
 from engine.backends.megatron.grouped_query import Heads
 from engine.backends.megatron.mla import Latent, latent_spec
@@ -92,7 +92,8 @@ def latent_decoder(
         if indexing is None:
             return latent_spec(provider, latent)
         kernel = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict).kernel.load()
-        return [sparse_spec(provider, latent, each, kernel) for each in indexing]
+        objective = IndexerObjective(run.indexer.loss, run.indexer.stage == "dense")
+        return [sparse_spec(provider, latent, each, kernel, objective) for each in indexing]
 
     return decoder(config, run, hardware, rope, attention, settings)
 

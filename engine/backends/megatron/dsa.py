@@ -7,13 +7,15 @@ values, are gathered over the group, and each chunk of queries chooses among tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -23,9 +25,20 @@ from engine.backends.megatron.attention import Documents
 from engine.backends.megatron.context_parallel import Gathered, all_tokens
 from engine.backends.megatron.mla import Latent, LatentAttention, ReplicatedLinear, rotate
 from engine.backends.megatron.spec import SpecProvider
+from engine.checkpoint.weight_map import WeightMap
+from engine.data.batch import Batch, sample_rows
 from hardware.kernels.sparse_attention import Bounds, SparseAttention
 
 EPS = 1e-6  # of the keys' norm, as published
+
+
+@dataclass
+class IndexerObjective:
+    """What the indexers of a model add to the loss of the step that runs. One for all of them; the backend sets it."""
+
+    weight: float = 0.0  # of each indexer's loss; 0: they are not trained
+    dense: bool = False  # attention looks at all keys, and so does the loss: the warm-up
+    scale: float = 0.0  # supervised tokens of the global batch for each real one
 
 
 @dataclass(frozen=True)
@@ -91,13 +104,20 @@ class SparseLatentAttention(LatentAttention):
         provider: SpecProvider,
         indexing: Indexing,
         kernels: SparseAttention,
+        objective: IndexerObjective,
         **_: Any,
     ) -> None:
         super().__init__(config, layer_number, latent, provider)
-        self._indexing, self._kernels = indexing, kernels
+        self._indexing, self._kernels, self.objective = indexing, kernels, objective
+        self._index: Optional[tuple[Tensor, Tensor, Tensor]] = None  # of the tokens that it learns from
+        self.reset()
         if indexing.layer is None:
             self.indexer = Indexer(config, indexing, latent)
-            self.indexer.requires_grad_(False)  # choosing has no gradient
+            self.indexer.requires_grad_(objective.weight > 0)  # choosing has no gradient
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        self.loss_sum: Tensor | float = 0.0
 
     def _core(
         self, hidden: Tensor, queries: Tensor, angles: Tensor, documents: Optional[Documents]
@@ -105,11 +125,45 @@ class SparseLatentAttention(LatentAttention):
         own = self._indexing.layer
         if own is None:
             own = self.layer_number - 1
-            with torch.no_grad():
-                documents.chosen[own] = self._choose(*self.indexer(hidden, queries, angles), documents)
+            learns = self.training and torch.is_grad_enabled() and self.objective.weight > 0
+            with torch.set_grad_enabled(learns):
+                index = self.indexer(hidden, queries, angles)
+            documents.chosen[own] = self._choose(*index, documents)
+            self._index = index if learns else None
+        if self.objective.dense:
+            return super()._core(hidden, queries, angles, documents)
         chosen = documents.chosen[own]
         return lambda q, k, v: self._attend(q, k, v, documents, chosen)
 
+    def _learnt(self, out: Tensor, q: Tensor, k: Tensor, documents: Optional[Documents]) -> Tensor:
+        """`out`, in whose backward pass the indexer's loss has its gradient."""
+        index, self._index = self._index, None
+        if index is None:
+            return out
+        q, k, (iq, ik, iw) = q[:, 0].detach(), k[:, 0].detach(), index
+        if documents.chunks:
+            group = parallel_state.get_context_parallel_group()
+            k, ik = all_tokens(k, group), Gathered(ik, group).gather()
+        chosen = documents.chosen[self.layer_number - 1]
+        losses = [
+            self._kernels.indexer_loss(
+                (iq[queries], ik[keys], iw[queries]),
+                *(q[queries], k[keys], None if self.objective.dense else own),
+                *(bounds, self.latent.scale, self._over_heads),
+            )
+            for (queries, keys, bounds), own in zip(parts(documents), chosen, strict=True)
+        ]
+        loss_T = torch.cat(losses)
+        total = (loss_T * (documents.rows_t[: loss_T.shape[0]] >= 0)).sum()
+        self.loss_sum = self.loss_sum + total.detach().double()
+        return MoEAuxLossAutoScaler.apply(out, total * self.objective.weight * self.objective.scale)
+
+    def _over_heads(self, p: Tensor) -> Tensor:
+        if self._group.size() > 1:
+            dist.all_reduce(p, group=self._group)
+        return p
+
+    @torch.no_grad()
     def _choose(self, q: Tensor, k: Tensor, w: Tensor, documents: Documents) -> list[Tensor]:
         """The chosen keys of each part of this rank's queries."""
         if documents.chunks:
@@ -150,7 +204,46 @@ def parts(documents: Documents) -> list[tuple[slice, slice, Bounds]]:
     return [(real, real, Bounds(documents.cu_seqlens, documents.cu_seqlens))]
 
 
-def sparse_spec(provider: SpecProvider, latent: Latent, indexing: Indexing, kernels: SparseAttention) -> ModuleSpec:
+def sparse_spec(
+    provider: SpecProvider, latent: Latent, indexing: Indexing, kernels: SparseAttention, objective: IndexerObjective
+) -> ModuleSpec:
     """Sparse latent self-attention for a layer's specification."""
-    own = {"latent": latent, "provider": provider, "indexing": indexing, "kernels": kernels}
+    own = {"latent": latent, "provider": provider, "indexing": indexing, "kernels": kernels, "objective": objective}
     return ModuleSpec(module=SparseLatentAttention, params=own)
+
+
+def warm_up(chunks: Sequence[nn.Module], weight_map: WeightMap) -> WeightMap:
+    """Freeze everything but the indexers. The weight map whose other tensors a run keeps without learning them."""
+    for name, parameter in ((name, p) for chunk in chunks for name, p in chunk.named_parameters()):
+        parameter.requires_grad_(".indexer." in name)
+    return replace(weight_map, unlearned=frozenset(weight_map.published))
+
+
+class IndexerAccounts:
+    """The indexers of this rank's stages over a step. Methods that say so are collective over all ranks of the run."""
+
+    def __init__(self, chunks: Sequence[Any], layers: int, device: torch.device) -> None:
+        """`layers` are those of the whole model that have an indexer."""
+        modules = [module for chunk in chunks for module in chunk.modules()]
+        found = [m for m in modules if isinstance(m, SparseLatentAttention)]
+        self._learners = [m for m in found if m.objective.weight > 0 and m._indexing.layer is None]
+        self._layers, self._device, self._tokens = layers, device, 1.0
+
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """Before a step. Collective."""
+        real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
+        totals = torch.tensor([sum(b.num_tokens for b in batches), real], dtype=torch.float64, device=self._device)
+        dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
+        supervised, self._tokens = (max(total, 1.0) for total in totals.tolist())
+        for learner in self._learners:
+            learner.reset()
+            learner.objective.scale = supervised / self._tokens
+
+    def end(self) -> dict[str, float]:
+        """After a step: the mean of the loss over tokens and indexers. Collective."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for learner in self._learners:
+            total += learner.loss_sum
+        dist.all_reduce(total)
+        copies = parallel_state.get_tensor_model_parallel_world_size()  # each computes the whole loss
+        return {"indexer_loss": float(total) / copies / self._tokens / self._layers}

@@ -123,13 +123,17 @@ class LatentAttention(MegatronModule):
         k, v = self._keys_values(hidden_states, rotary_pos_emb)
         attend = self._core(hidden_states, queries, rotary_pos_emb, packed_seq_params)
         out = checkpoint(attend, False, q, k, v) if self._recompute and self.training else attend(q, k, v)
-        return self.linear_proj(out)
+        return self.linear_proj(self._learnt(out, q, k, packed_seq_params))
 
     def _core(
         self, hidden: Tensor, queries: Tensor, angles: Tensor, documents: Optional[Documents]
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """What turns queries, keys and values into [T, 1, heads * value]."""
         return lambda q, k, v: self.core_attention(q, k, v, packed_seq_params=documents)
+
+    def _learnt(self, out: Tensor, q: Tensor, k: Tensor, documents: Optional[Documents]) -> Tensor:
+        """`out`, with whatever loss a kind of attention has of its own."""
+        return out
 
     def _query_latent(self, hidden: Tensor) -> Tensor:
         """What queries are made of: their normed latent, or the hidden states."""

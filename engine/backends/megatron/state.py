@@ -69,7 +69,8 @@ def buffer_entries(model: CausalLM, weight_map: WeightMap, copies: bool) -> Iter
         name = global_name(model, local)
         whole = buffer.view(weight_map.megatron_shape(name))
         blocks, group = tuple(weight_map.blocks(name, tuple(whole.shape))), replicas(buffer)
-        yield Entry(name, whole, blocks, copies, 0, group, buffer=True, trained=is_trained(model, local))
+        kept = is_trained(model, local) or all(block.name in weight_map.unlearned for block in blocks)
+        yield Entry(name, whole, blocks, copies, 0, group, buffer=True, trained=kept)
 
 
 def published_blocks(weight_map: WeightMap, name: str, parameter: Tensor) -> tuple[Block, ...]:

@@ -8,7 +8,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch.distributed as dist
 
-from engine.backends.native import attention, lora
+from engine.backends.native import attention, lora, sparse
 from engine.backends.native.backend import NativeBackend
 from engine.backends.native.balancing import Balancing
 from engine.backends.native.delta_net import attach as attach_delta_rule
@@ -27,11 +27,12 @@ from engine.optim.adamw import AdamW
 from engine.optim.split import MainWeights
 from engine.schema import Run
 from hardware.base import Hardware
-from hardware.kernels.registry import REFERENCES, choose
+from hardware.kernels.registry import choose
 
 # Share of the activations that compiled layers keep for the backward pass; the cheapest are computed again. On an H200
 # 0.9 takes 9 GiB less than 1 for Qwen3-1.7B at 16,384 tokens, in the same time.
 KEPT_ACTIVATIONS = 0.9
+FUSED = ("swiglu", "linear_cross_entropy", "split_adamw")  # operations that stand in the place of torch's own
 NOT_FUSED = (
     "kernels.strict=true: several replicas compute with torch's own operations (autocast), not with the hardware's "
     "kernels; parallelism=fsdp or a single rank has them"
@@ -51,21 +52,26 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     tf32 = run.precision.tf32 and mode == "train" and hardware.supports("tf32")
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
-    attention.register(hardware.attention())
     bf16 = run.precision.name == "bf16"
+    chooser = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict).kernel.load()
+    attention.register(hardware.attention(), chooser)
     sharded = run.parallelism.strategy in ("fsdp", "hsdp") and dist.is_initialized()
     # Several replicas sum gradients in fp32, so there the parameters themselves stay fp32.
     fused = bf16 and mode == "train" and run.task.name != "lora" and (ranks == 1 or sharded)
     main = fused and not sharded
     if run.kernels.strict and mode == "train" and not fused:
         raise UserError(NOT_FUSED)
-    operations = [name for name in REFERENCES if fused and (main or name != "split_adamw")]
+    operations = [name for name in FUSED if fused and (main or name != "split_adamw")]
     chosen = {name: choose(name, hardware.kernels(), "bf16", run.kernels.strict) for name in operations}
     model = meta_model(family, run.model, torch.bfloat16 if main else torch.float32)
     weight_map: WeightMap = load_dotted(family.weights)(run.model)
     if adapters := trained_adapters(run, mode):
         lora.attach(model, weight_map, adapters)
         weight_map = with_adapters(weight_map, adapters)
+    sparse.attach(model, chooser, getattr(run.model, "index_pairs", False))
+    for name, parameter in model.named_parameters():
+        if name in weight_map.unlearned:
+            parameter.requires_grad_(False)
     buffers = make_buffers(model, weight_map, device, rank)
     held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
     if not covers([*held, *((shard.name, shard.local) for shard in buffers)], weight_map):
@@ -86,6 +92,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
             layer.forward = torch.compile(layer.forward)  # its hooks, which gather the parameters, stay outside
 
     strategy = _strategy(run, hardware, model, device, (rank, ranks), bf16, mode)
+    for shard in strategy.shards:
+        shard.trained |= shard.name in weight_map.unlearned
     optimizer: AdamW | MainWeights | None = None
     if mode == "train":
         tensors = [(shard.shape, shard.local) for shard in strategy.shards if shard.updated and shard.local.numel()]
@@ -106,7 +114,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         loss_head=loss_head,
         sources=source_names(run) if mode == "train" else (),
         buffers=buffers,
-        kernels={name: str(choice) for name, choice in chosen.items()},
+        kernels={name: str(choice) for name, choice in chosen.items()} | attention.sinks(model, hardware.attention()),
     )
     if run.model.mixture():
         backend.balancing = Balancing(model, run, device, mode)
