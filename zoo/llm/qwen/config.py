@@ -31,8 +31,8 @@ class QwenConfig(ModelConfig):
     rotary_pct: float = 1.0  # share of a head that positions rotate
     no_bias: bool = True  # biases on queries, keys and values only
     scale_attn_weights: bool = True  # attention scores are divided by the root of a head's width
-    attn_dropout_prob: float = 0.0
-    emb_dropout_prob: float = 0.0
+    attn_dropout_prob: float = 0.0  # share of attention weights dropped in training
+    emb_dropout_prob: float = 0.0  # share of embeddings dropped in training
     use_dynamic_ntk: bool = True  # stretches positions after seq_length; no effect in training
     use_logn_attn: bool = True  # sharpens attention after seq_length; no effect in training
 
