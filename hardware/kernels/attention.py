@@ -24,6 +24,8 @@ from hardware.kernels.tail import TailAttention
 class Attention(Protocol):
     """What `Hardware.attention()` returns."""
 
+    sinks_by: str  # what computes attention with sinks, for a run to say
+
     def varlen(
         self,
         q_THD: Tensor,
@@ -191,6 +193,8 @@ def tails_attention(
 
 class ReferenceAttention:
     """Plain torch: exact and differentiable everywhere."""
+
+    sinks_by = "torch in blocks"
 
     varlen = staticmethod(varlen_attention)
     causal = staticmethod(causal_attention)

@@ -18,7 +18,9 @@ ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFI
 
 
 class NvidiaAttention(ReferenceAttention):
-    """Rows of equal length by torch's fused kernels, documents by the flash kernel."""
+    """Rows of equal length by torch's fused kernels, documents and windows by the flash kernel, sinks in torch."""
+
+    sinks_by = "torch in blocks (the flash kernel has none)"
 
     def causal(
         self,

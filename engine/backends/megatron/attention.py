@@ -69,6 +69,7 @@ class CoreAttention(MegatronModule):
             heads = config.num_attention_heads // config.tensor_model_parallel_size
             self.sinks = Parameter(torch.empty(heads, dtype=config.params_dtype))
             set_tensor_model_parallel_attributes(self.sinks, True, 0, 1)
+            self.kernels = {"attention with sinks": getattr(kernels, "sinks_by", "the hardware's own")}
 
     def _masks(self) -> dict[str, Any]:
         """What kernels without windows and sinks need not know."""

@@ -55,6 +55,12 @@ def register(attention: Attention, sparse: Optional[SparseAttention] = None) -> 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
+def sinks(model: nn.Module, attention: Attention) -> dict[str, str]:
+    """What a run says of the kernel for attention with sinks, if the model has any."""
+    has = any(getattr(module, "sinks", None) is not None for module in model.modules())
+    return {"attention with sinks": getattr(attention, "sinks_by", "the hardware's own")} if has else {}
+
+
 def inputs(batch: Batch) -> dict[str, Any]:
     """The keyword arguments of a transformers language model for a batch."""
     if batch.dense:  # the model's own positions serve, once for all rows
