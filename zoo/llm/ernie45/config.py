@@ -53,12 +53,12 @@ class Ernie45MoeConfig(SharedKeys):
     num_key_value_heads: Optional[int] = 4
     head_dim: Optional[int] = None  # None: hidden_size / num_attention_heads
     moe_intermediate_size: int = 1536
-    moe_k: int = 6
-    moe_num_experts: int = 64
+    moe_k: int = 6  # experts that each token goes to
+    moe_num_experts: int = 64  # experts of a layer
     moe_num_shared_experts: int = 2  # they are one expert as wide as all of them
-    moe_layer_start_index: int = 1
-    moe_layer_end_index: int = -1  # -1: the last layer
-    moe_layer_interval: int = 1
+    moe_layer_start_index: int = 1  # the first layer that may have experts
+    moe_layer_end_index: int = -1  # the last layer that may have experts; -1: the last of all
+    moe_layer_interval: int = 1  # every n-th layer has experts
     moe_norm_min: float = 1e-12  # the weights of a token's experts are divided by no less
     router_aux_loss_coef: float = 0.001
     output_router_logits: bool = False  # the loss of job=forward then includes the balancing loss, as the reference's

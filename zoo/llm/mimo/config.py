@@ -18,7 +18,7 @@ class MiMoConfig(Qwen2Config):
     """The dense model: Qwen2's keys, and how many layers predict further tokens."""
 
     model_type: Optional[str] = "mimo"
-    num_nextn_predict_layers: int = 0
+    num_nextn_predict_layers: int = 0  # layers that predict further tokens
 
     def reference_keys(self) -> dict[str, Any]:
         keys = super().reference_keys()
@@ -49,9 +49,9 @@ class MiMoV2FlashConfig(DecoderConfig):
     rms_norm_eps: float = 1e-5
     rope_theta: float = 5000000.0  # of layers without a window, where rope_parameters are not given
     rope_parameters: Optional[dict[str, Any]] = None  # of both kinds of layers: rope_theta, partial_rotary_factor
-    attention_bias: bool = False
-    attention_value_scale: Optional[float] = 0.707
-    sliding_window: int = 128
+    attention_bias: bool = False  # biases on query, key and value projections
+    attention_value_scale: Optional[float] = 0.707  # factor on values
+    sliding_window: int = 128  # tokens that a layer with a window sees
     layer_types: Optional[list[str]] = None  # None: all but the first and every sixth layer have a window
     mlp_layer_types: Optional[list[str]] = None  # None: all but the first are sparse
     bos_token_id: Optional[int] = 1

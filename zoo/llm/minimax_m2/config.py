@@ -27,12 +27,12 @@ class MiniMaxM2Config(DecoderConfig):
     head_dim: int = 128
     max_position_embeddings: int = 196608
     rope_theta: float = 5000000.0
-    rotary_dim: Optional[int] = None
-    partial_rotary_factor: Optional[float] = None
+    rotary_dim: Optional[int] = None  # channels of a head that positions rotate; None: from partial_rotary_factor
+    partial_rotary_factor: Optional[float] = None  # share of a head that positions rotate; None: from rotary_dim
     bos_token_id: Optional[int] = 200034
     eos_token_id: Optional[int] = 200020
     num_experts_per_tok: int = 8
-    num_local_experts: int = 256
+    num_local_experts: int = 256  # experts of a layer
 
     def __post_init__(self) -> None:
         super().__post_init__()
