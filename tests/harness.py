@@ -183,7 +183,7 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
     own = layouts.LAYOUTS.get(family.model_type)
     keys = own.keys(keys) if own else keys
     config = load_dotted(family.reference_config).from_dict({"model_type": family.model_type} | keys)
-    # How transformers saves a model it looks up by this; some families are published under another than the reference's.
+    # How transformers saves a model it looks up by this; some families are published under another name than theirs.
     config.model_type = type(config).model_type
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
@@ -194,8 +194,11 @@ def reference(family: Family, published: dict[str, Any], seed: int = 5) -> torch
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):  # states that last, so that it shows what they began with
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) * 3 - 4)
+            elif name.endswith("conv1d.weight"):  # few inputs
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
             elif parameter.dim() == 1 and not name.endswith("bias"):
-                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
+                middle = float(parameter.any())  # norms that begin with 0 are added to 1
+                parameter.copy_(middle - 0.5 + torch.rand(parameter.shape, generator=generator))
             else:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
         for buffer in published_buffers(model).values():
