@@ -44,7 +44,8 @@ def register(attention: Attention, sparse: Optional[SparseAttention] = None) -> 
             bounds = bounds_of(indices, cu_seq_lens_q)
             out = sparse.attend(q, k, v, indices.flatten(0, 1), bounds, scaling)
             return out.unflatten(0, indices.shape[:2]), None
-        masks = {} if sliding_window is None else {"window": sliding_window}
+        window = sliding_window or getattr(module, "sliding_window", None)  # not every class hands its own on
+        masks = {"window": window} if window else {}
         masks = masks if s_aux is None else {**masks, "sinks": s_aux}  # transformers' name for sinks
         if cu_seq_lens_q is None:
             return attention.causal(query, key, value, scaling, **masks).transpose(1, 2), None
