@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
-from hardware.kernels.delta_rule import DeltaRule
+from hardware.kernels.delta_rule import DeltaRule, exact
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def mix(
     mixed = kernels.convolve(qkv_TKC.flatten(1), conv_KCW.flatten(0, 1), cu_seqlens).unflatten(1, (count, width))
     q, k, v = mixed.split([heads.key, heads.key, heads.values * heads.value], -1)
     b, a = (x.flatten(1) for x in ba_TKB.chunk(2, -1))
-    g_TH = -decay_H.float().exp() * softplus(a.float() + step_H.float())
+    g_TH = -exact(decay_H).exp() * softplus(exact(a) + exact(step_H))
     v_THE = v.unflatten(-1, (heads.values, heads.value)).flatten(1, 2)
     return kernels.attend(q, k, v_THE, g_TH, b.sigmoid(), cu_seqlens)
 
 
 def gated_norm(x_THE: Tensor, z_THE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-    """A norm of each head, then silu(z) times it; norm and gate in fp32."""
-    normed = weight_E * rms_norm(x_THE.float(), weight_E.shape, eps=eps).to(x_THE.dtype)
-    return (normed * silu(z_THE.float())).to(x_THE.dtype)
+    """A norm of each head, then silu(z) times it; norm and gate in at least fp32."""
+    normed = weight_E * rms_norm(exact(x_THE), weight_E.shape, eps=eps).to(x_THE.dtype)
+    return (normed * silu(exact(z_THE))).to(x_THE.dtype)

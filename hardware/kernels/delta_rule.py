@@ -38,7 +38,7 @@ class DeltaRule:
 def causal_convolution(x_TC: Tensor, weight_CW: Tensor, cu_seqlens: Tensor) -> Tensor:
     """See `DeltaRule.convolve`. Sums are at least fp32; a document's first tokens see zeros before them."""
     lengths = tuple(document_lengths(cu_seqlens))
-    inside_T, x, weight = _inside(lengths, x_TC.device), _exact(x_TC), _exact(weight_CW)
+    inside_T, x, weight = _inside(lengths, x_TC.device), exact(x_TC), exact(weight_CW)
     out = x * weight[:, -1]
     for back in range(1, min(weight.shape[1], max(lengths, default=0))):
         earlier = pad(x[:-back], (0, 0, back, 0)).masked_fill((inside_T < back).unsqueeze(1), 0.0)
@@ -65,8 +65,8 @@ def gated_delta_rule(
         filled = x_T.new_zeros(count * size, *x_T.shape[1:]).index_copy(0, place_T, x_T)
         return filled.unflatten(0, (count, size)).transpose(1, 2)
 
-    q, k = (chunked(unit(_exact(x)).repeat_interleave(repeat, 1)) for x in (q_TKD, k_TKD))
-    v, beta, decay = chunked(_exact(v_THE)), chunked(_exact(beta_TH)).unsqueeze(-1), chunked(_exact(g_TH)).cumsum(-1)
+    q, k = (chunked(unit(exact(x)).repeat_interleave(repeat, 1)) for x in (q_TKD, k_TKD))
+    v, beta, decay = chunked(exact(v_THE)), chunked(exact(beta_TH)).unsqueeze(-1), chunked(exact(g_TH)).cumsum(-1)
     q = q * q.shape[-1] ** -0.5
     later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
     # Masked before the exponential: differences to later tokens are positive and could overflow.
@@ -93,8 +93,8 @@ def recurrent_delta_rule(
 ) -> Tensor:
     """See `DeltaRule.attend`: the definition, token by token."""
     repeat = v_THE.shape[1] // k_TKD.shape[1]
-    q, k = (unit(_exact(x)).repeat_interleave(repeat, 1) for x in (q_TKD, k_TKD))
-    v, beta, kept = _exact(v_THE), _exact(beta_TH).unsqueeze(-1), _exact(g_TH).exp()[..., None, None]
+    q, k = (unit(exact(x)).repeat_interleave(repeat, 1) for x in (q_TKD, k_TKD))
+    v, beta, kept = exact(v_THE), exact(beta_TH).unsqueeze(-1), exact(g_TH).exp()[..., None, None]
     q, starts, out = q * q.shape[-1] ** -0.5, {*cu_seqlens.tolist()}, []
     zero = q.new_zeros(*q.shape[1:], v.shape[-1])
     for t in range(q.shape[0]):
@@ -110,7 +110,8 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON)
 
 
-def _exact(x: Tensor) -> Tensor:
+def exact(x: Tensor) -> Tensor:
+    """In fp32, or fp64 if it is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
