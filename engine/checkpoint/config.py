@@ -15,9 +15,10 @@ DTYPE_OF = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}  # our settings' names
 def to_published(family: Family, model: Any) -> dict[str, Any]:
     """The published keys of a model config, with what transformers needs to find the class."""
     keys = model if isinstance(model, dict) else vars(model)
+    left_out = {*MODEL_ONLY_KEYS, *getattr(model, "NOT_PUBLISHED", ())}
     name = family.architecture or family.reference.partition(":")[2]
     head = {"architectures": [name], "model_type": family.model_type}
-    return head | {key: value for key, value in keys.items() if key not in MODEL_ONLY_KEYS}
+    return head | {key: value for key, value in keys.items() if key not in left_out}
 
 
 def config_text(published: dict[str, Any], dtype: str) -> str:

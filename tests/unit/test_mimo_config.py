@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from zoo.mimo.config import MiMoV2FlashConfig
 
+from engine.checkpoint.config import to_published
 from engine.cli import prepare
+from engine.family import load_family
 
 # The published file (XiaomiMiMo/MiMo-V2-Flash), cut to six layers and without keys that change nothing here.
 PUBLISHED = {
@@ -62,3 +64,11 @@ def test_what_follows_from_other_keys_follows_from_what_the_user_says() -> None:
     assert [kind.split("_")[0] for kind in model.layer_types] == ["full", *["sliding"] * 4, "full", "sliding"]
     assert model.mlp_layer_types == ["dense", *["sparse"] * 6]
     assert model.rope_parameters["full_attention"]["rope_theta"] == 70000
+
+
+def test_what_is_written_is_what_the_reference_reads() -> None:
+    """It takes a `rope_scaling` of null, which it does not have, for `rope_parameters`."""
+    card = load_family("mimo").of("mimo_v2_flash")
+    published = to_published(card, MiMoV2FlashConfig(num_hidden_layers=2))
+    assert not {"rope_theta", "rope_scaling"} & published.keys()
+    assert published["rope_parameters"]["sliding_attention"]["rope_theta"] == 10000.0

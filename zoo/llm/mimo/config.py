@@ -35,6 +35,7 @@ class MiMoV2FlashConfig(DecoderConfig):
     """
 
     LAYER_TYPES: ClassVar[tuple[str, ...]] = (WINDOW,)
+    NOT_PUBLISHED: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")  # rope_parameters say it of each kind
 
     model_type: Optional[str] = "mimo_v2_flash"
     vocab_size: int = 152576
@@ -93,9 +94,7 @@ class MiMoV2FlashConfig(DecoderConfig):
         }
 
     def reference_keys(self) -> dict[str, Any]:
-        keys = super().reference_keys()
-        del keys["rope_theta"], keys["rope_scaling"]
-        return keys
+        return {key: value for key, value in super().reference_keys().items() if key not in self.NOT_PUBLISHED}
 
     def rotary_channels(self, kind: str) -> int:
         """Channels of a head that positions rotate in a kind of layers."""
