@@ -22,6 +22,7 @@ def register(attention: Attention, sparse: Optional[SparseAttention] = None) -> 
 
     # Where documents end differs from batch to batch; code compiled around it would be made anew for each.
     varlen = torch.compiler.disable(attention.varlen)
+    masked = torch.compiler.disable(attention.causal)  # windows and sinks in plain torch are loops over blocks
 
     def attend(
         module: nn.Module,
@@ -48,7 +49,8 @@ def register(attention: Attention, sparse: Optional[SparseAttention] = None) -> 
         masks = {"window": window} if window else {}
         masks = masks if s_aux is None else {**masks, "sinks": s_aux}  # transformers' name for sinks
         if cu_seq_lens_q is None:
-            return attention.causal(query, key, value, scaling, **masks).transpose(1, 2), None
+            causal = masked if masks else attention.causal
+            return causal(query, key, value, scaling, **masks).transpose(1, 2), None
         rows = query.shape[0], query.shape[2]
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
         return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling, **masks).unflatten(0, rows), None
