@@ -91,7 +91,7 @@ def latent_decoder(
     def attention(provider: SpecProvider) -> ModuleSpec | list[ModuleSpec]:
         if indexing is None:
             return latent_spec(provider, latent)
-        kernel = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict).kernel.load()
+        kernel = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict)
         objective = IndexerObjective(run.indexer.loss, run.indexer.stage == "dense")
         return [sparse_spec(provider, latent, each, kernel, objective) for each in indexing]
 

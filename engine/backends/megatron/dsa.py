@@ -27,6 +27,7 @@ from engine.backends.megatron.mla import Latent, LatentAttention, ReplicatedLine
 from engine.backends.megatron.spec import SpecProvider
 from engine.checkpoint.weight_map import WeightMap
 from engine.data.batch import Batch, sample_rows
+from hardware.kernels.registry import Choice
 from hardware.kernels.sparse_attention import Bounds, SparseAttention
 
 EPS = 1e-6  # of the keys' norm, as published
@@ -103,12 +104,14 @@ class SparseLatentAttention(LatentAttention):
         latent: Latent,
         provider: SpecProvider,
         indexing: Indexing,
-        kernels: SparseAttention,
+        kernel: Choice,
         objective: IndexerObjective,
         **_: Any,
     ) -> None:
         super().__init__(config, layer_number, latent, provider)
-        self._indexing, self._kernels, self.objective = indexing, kernels, objective
+        self._indexing, self.objective = indexing, objective
+        self._kernels: SparseAttention = kernel.kernel.load()
+        self.kernels = {"sparse_attention": str(kernel)}  # what a run says that it computes with
         self._index: Optional[tuple[Tensor, Tensor, Tensor]] = None  # of the tokens that it learns from
         self.reset()
         if indexing.layer is None:
@@ -205,10 +208,10 @@ def parts(documents: Documents) -> list[tuple[slice, slice, Bounds]]:
 
 
 def sparse_spec(
-    provider: SpecProvider, latent: Latent, indexing: Indexing, kernels: SparseAttention, objective: IndexerObjective
+    provider: SpecProvider, latent: Latent, indexing: Indexing, kernel: Choice, objective: IndexerObjective
 ) -> ModuleSpec:
     """Sparse latent self-attention for a layer's specification."""
-    own = {"latent": latent, "provider": provider, "indexing": indexing, "kernels": kernels, "objective": objective}
+    own = {"latent": latent, "provider": provider, "indexing": indexing, "kernel": kernel, "objective": objective}
     return ModuleSpec(module=SparseLatentAttention, params=own)
 
 

@@ -53,8 +53,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
     bf16 = run.precision.name == "bf16"
-    chooser = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict).kernel.load()
-    attention.register(hardware.attention(), chooser)
+    chooser = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict)
+    attention.register(hardware.attention(), chooser.kernel.load())
     sharded = run.parallelism.strategy in ("fsdp", "hsdp") and dist.is_initialized()
     # Several replicas sum gradients in fp32, so there the parameters themselves stay fp32.
     fused = bf16 and mode == "train" and run.task.name != "lora" and (ranks == 1 or sharded)
@@ -68,7 +68,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     if adapters := trained_adapters(run, mode):
         lora.attach(model, weight_map, adapters)
         weight_map = with_adapters(weight_map, adapters)
-    sparse.attach(model, chooser, getattr(run.model, "index_pairs", False))
+    if sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
+        chosen["sparse_attention"] = chooser
     for name, parameter in model.named_parameters():
         if name in weight_map.unlearned:
             parameter.requires_grad_(False)

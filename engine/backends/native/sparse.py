@@ -27,13 +27,14 @@ class DocumentMask:
         return self
 
 
-def attach(model: nn.Module, kernel: SparseAttention, pairs: bool) -> None:
-    """Put our choosing into a model's indexers; `pairs`: their rotary pairs are neighbouring channels."""
+def attach(model: nn.Module, kernel: SparseAttention, pairs: bool) -> bool:
+    """Put our choosing into a model's indexers, if any; `pairs`: their rotary pairs are neighbouring channels."""
     indexers = [module for module in model.modules() if hasattr(module, "indexer") and module.indexer is not None]
     for module in indexers:
         module.indexer.forward = partial(choose, module.indexer, kernel, pairs)
     if indexers:
         model.model.register_forward_pre_hook(_give_documents, with_kwargs=True)
+    return bool(indexers)
 
 
 def _give_documents(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
