@@ -11,9 +11,10 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.checkpoint.headers import by_layer, mismatches, read_folder, unused
+from engine.checkpoint.headers import INDEX, SINGLE, by_layer, mismatches, read_folder, unused
 from engine.checkpoint.index import load_index
 from engine.checkpoint.paths import is_checkpoint, newest
+from engine.checkpoint.quantised import CONFIG_KEY, SUPPORTED, find, logical, quantization_of, unsupported, wrong_scales
 from engine.checkpoint.swap import aside_of
 from engine.compose import family_folder
 from engine.errors import UserError
@@ -21,6 +22,7 @@ from engine.family import Family, load_dotted
 from engine.lora.adapter import CONFIG as ADAPTER_CONFIG
 from engine.lora.adapter import MODEL as ADAPTER_MODEL
 from engine.lora.adapter import base_of, is_adapter, place_adapters, read_adapter
+from engine.mtp import held_layers
 from engine.published import wrong_types
 from engine.schema import MODEL_ONLY_KEYS
 
@@ -73,9 +75,9 @@ def read_architecture(folder: Path, family: Family) -> Any:
             f"{path}: model_type is {published.get('model_type')!r}, and the {family.name} family is "
             f"{' or '.join(map(repr, sorted(family.model_types)))}; use the family that these weights belong to"
         )
-    if published.get("quantization_config"):
+    if (quantised := published.get(CONFIG_KEY)) and (problem := unsupported(quantised)):
         raise UserError(
-            f"{path}: quantization_config: quantised weights are not supported; name the directory of the model in bf16"
+            f"{path}: {CONFIG_KEY}: {problem} is not supported ({SUPPORTED}); name the directory of the model in bf16"
         )
     cls = load_dotted(family.of(published["model_type"]).config)
     known = {f.name for f in dataclasses.fields(cls)} - set(MODEL_ONLY_KEYS)
@@ -111,11 +113,22 @@ def read_architecture(folder: Path, family: Family) -> Any:
             f"make: {', '.join(_layer_types(model))}"
         )
     model.name = _size_name(model, family)
+    model.mtp_layers = held_layers(_tensor_names(folder), family.of(published["model_type"]), model)
     return model
 
 
 def _layer_types(model: Any) -> list[str]:
     return ["full_attention" if window is None else "sliding_attention" for window in model.windows()]
+
+
+def _tensor_names(folder: Path) -> set[str]:
+    """Of the tensors of a weights directory or a checkpoint, or of an adapter's base; none where there are no files."""
+    if is_adapter(folder):
+        return _tensor_names(base_of(folder))
+    if is_checkpoint(folder):
+        return set(load_index(folder).shapes("param"))
+    infos = read_folder(folder) if any((folder / name).is_file() for name in (SINGLE, INDEX)) else {}
+    return set(logical(infos, find(infos)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -184,6 +197,8 @@ def adopt(model: Any, named: dict[str, str], family: Family, folder: Path, setti
         setattr(theirs, key, getattr(model, key))
     if sized:
         theirs.name = model.name
+    if model.mtp_layers is not None:
+        theirs.mtp_layers = model.mtp_layers
     return theirs
 
 
@@ -213,10 +228,13 @@ def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
     if is_checkpoint(folder):
         found = load_index(folder).shapes("param")
     else:
-        infos = read_folder(folder)
+        stored = read_folder(folder)
+        quantised = find(stored, quantization_of(folder))
+        infos = logical(stored, quantised)
         found = {name: info.shape for name, info in infos.items()}
-        known = {*weights.published, *weights.aliases}
+        known = {*weights.published, *weights.aliases} - set(quantised)
         problems += _dtype_problems({n: info.dtype for n, info in infos.items() if n in known}, weights.aliases)
+        problems += wrong_scales(stored, quantised)
     if problems := [*mismatches(found, weights.published, weights.aliases), *problems]:
         raise UserError(
             f"{folder}: these weights are not those of its {CONFIG}:" + "".join(f"\n  {p}" for p in problems)

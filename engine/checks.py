@@ -55,6 +55,7 @@ NOT_NEGATIVE = (
     *("launcher.node_rank", "job.temperature", "job.top_k", "job.sample_tokens", "model.initializer_range"),
     *("model.router_aux_loss_coef", "moe.aux_loss", "moe.sequence_aux_loss", "moe.z_loss", "moe.bias_update_rate"),
     "indexer.loss",
+    *("mtp.loss_weight", "model.mtp_layers"),
 )
 PATHS = (
     *("model.weights", "checkpoint.resume", "data.path", "data.tokenizer", "data.cache_dir", "data.inputs"),
@@ -119,7 +120,7 @@ CHOICES = {
     "parallelism.strategy": ("ddp", "zero1", "fsdp", "hsdp"),
     "debug.dump": ("layers",),
     "faults.on_spike": ("warn", "skip", "stop"),
-    "checkpoint.export_dtype": ("fp32", "bf16", "fp16"),
+    "checkpoint.export_dtype": ("fp32", "bf16", "fp16", "fp8"),
     "job.to": ("hf", "sharded"),
     "sweep.direction": ("minimize", "maximize"),
 }

@@ -37,6 +37,8 @@ class Family:
     tasks: tuple[str, ...]
     check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch
     architecture: str | None = None  # the class that a published config.json names, where it is not the reference's
+    # Published in FP8 by blocks: last names of matrices that are not; None: not published in FP8.
+    fp8_keeps: tuple[str, ...] | None = None
     variants: tuple[Variant, ...] = ()  # architectures besides the one above, such as the MoE sizes of a dense family
 
     @property

@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine import mtp
 from engine.architecture import CONFIG, adopt, check_tensors, find_weights
+from engine.checkpoint import published_fp8
 from engine.checkpoint.card import TOKENIZER, tokenizer_files
 from engine.checkpoint.paths import find_checkpoint, is_checkpoint
 from engine.checks import check
@@ -82,7 +84,9 @@ def plan(name: str, overrides: list[str]) -> Plan:
         notes = _take_weights(run, family, composition)
     family = family.of(run.model.model_type)
     choose_settings(run, family, composition.named)
-    run = resolve(run, accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
+    run = resolve(mtp.decide(run), accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
+    mtp.check(run, family)
+    published_fp8.check(run, family)
     run, changes = rewritten(run, hardware)
     notes = [*changes, *notes]
     try:

@@ -7,7 +7,7 @@ Hydra composes plain YAML into these classes (unknown keys and wrong types are e
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
@@ -107,6 +107,13 @@ class MoE:
 
 
 @dataclass
+class MTP:
+    """Multi-token prediction: layers that each predict one token further ahead."""
+
+    loss_weight: Optional[float] = None  # of their loss (megatron); 0: kept as they are; None: 0.1 where there are some
+
+
+@dataclass
 class Precision:
     name: str = MISSING  # fp32 | bf16
     compile: Optional[bool] = None  # torch.compile on the native backend; None: in bf16 where the hardware compiles
@@ -144,7 +151,7 @@ class Checkpoint:
     resume: Optional[str] = None  # auto, or a run folder, or one of its checkpoints
     export_every: Optional[int] = None  # write hf_steps/step_* at every Nth save
     export_hf: bool = True  # write hf/ at the end
-    export_dtype: Optional[str] = None  # fp32 | bf16 | fp16; None: the dtype of model.weights, else of precision
+    export_dtype: Optional[str] = None  # fp32 | bf16 | fp16 | fp8 (as published); None: that of model.weights
 
 
 @dataclass
@@ -275,6 +282,7 @@ class Run:
     parallelism: Parallelism = field(default_factory=Parallelism)
     moe: MoE = field(default_factory=MoE)
     indexer: Indexer = field(default_factory=Indexer)
+    mtp: MTP = field(default_factory=MTP)
     precision: Precision = field(default_factory=Precision)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -292,9 +300,20 @@ class Run:
 class ModelConfig:
     """What every family's config class has besides its published keys."""
 
+    MTP_HIDDEN_FIRST: ClassVar[bool] = False  # in the projection of layers for multi-token prediction
+
     name: str = MISSING  # the size, as its file in model/ is called
     weights: Optional[str] = None  # a Hugging Face directory, or a sharded checkpoint of ours: a warm start
     model_type: Optional[str] = None  # which of the family's architectures, where it has several; the size says it
+    mtp_layers: Optional[int] = None  # layers for multi-token prediction; None: those of the weights, or as published
+
+    def published_mtp_layers(self) -> int:
+        """The layers for multi-token prediction that a model of this size is published with."""
+        return getattr(self, "num_nextn_predict_layers", None) or 0
+
+    def predictor_layer(self) -> int:
+        """The layer of the decoder that layers for multi-token prediction are like; negative: from the end."""
+        return -1
 
     def mixture(self) -> Optional[Mixture]:
         """The model's experts; None if it is dense."""
@@ -305,4 +324,4 @@ class ModelConfig:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MODEL_ONLY_KEYS}
 
 
-MODEL_ONLY_KEYS = ("name", "weights", "model_type")  # the keys above: never written to config.json
+MODEL_ONLY_KEYS = ("name", "weights", "model_type", "mtp_layers")  # the keys above: never written to config.json

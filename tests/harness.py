@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.family import Family, load_dotted, load_family
 from tests import layouts
 from tests.freezing import freeze
+from tests.measured import record
 from tests.ranks import Ranks
 
 ZOO = Path(__file__).parent.parent / "zoo"
@@ -336,18 +337,27 @@ def forward(
     return load_file(config.parent / "outputs.safetensors")
 
 
-def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Logits 1e-4 absolute, loss 1e-5, every gradient 1e-4 relative (norm-wise); no tensor more or less."""
+def assert_close(
+    got: dict[str, Tensor], expected: dict[str, Tensor], case: Case | None = None, layout: str = ""
+) -> None:
+    """Logits 1e-4 absolute, loss 1e-5, every gradient 1e-4 relative (norm-wise); no tensor more or less.
+
+    What a `case` measured in a `layout` is kept, see `tests.measured`.
+    """
     # Which experts were chosen is no output of the reference.
     got = {name: tensor for name, tensor in got.items() if not name.startswith("experts.")}
     assert set(got) == set(expected), set(got) ^ set(expected)
     assert got["logits"].shape == expected["logits"].shape
-    assert (got["logits"] - expected["logits"]).abs().max().item() <= 1e-4
-    assert abs(got["loss"].item() - expected["loss"].item()) <= 1e-5
-    far = {
-        name: error
+    logits = (got["logits"] - expected["logits"]).abs().max().item()
+    loss = abs(got["loss"].item() - expected["loss"].item())
+    gradients = {
+        name: ((got[name] - wanted).norm() / wanted.norm().clamp_min(1e-12)).item()
         for name, wanted in expected.items()
         if name.startswith("grad.")
-        and (error := ((got[name] - wanted).norm() / wanted.norm().clamp_min(1e-12)).item()) > 1e-4
     }
+    assert logits <= 1e-4
+    assert loss <= 1e-5
+    far = {name: error for name, error in gradients.items() if not error <= 1e-4}
     assert not far, far
+    if case:
+        record(case.family, layout, {"logits": logits, "loss": loss, "gradients": max(gradients.values(), default=0.0)})

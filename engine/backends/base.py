@@ -69,6 +69,7 @@ class ForwardResult:
     loss_sum: float  # over all ranks
     num_tokens: int
     experts: list[dict[int, Tensor]] = field(default_factory=list)  # for each batch, by layer: int64 [B, S, k], chosen
+    losses: dict[str, float] = field(default_factory=dict)  # besides the loss, over all ranks, in nats per token
 
 
 class Backend(Protocol):

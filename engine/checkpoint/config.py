@@ -8,8 +8,8 @@ from typing import Any
 from engine.family import Family
 from engine.schema import MODEL_ONLY_KEYS
 
-TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-DTYPE_OF = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}  # our settings' names
+TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "F8_E4M3": "bfloat16"}
+DTYPE_OF = {"fp32": "F32", "bf16": "BF16", "fp16": "F16", "fp8": "F8_E4M3"}  # our settings' names
 
 
 def to_published(family: Family, model: Any) -> dict[str, Any]:

@@ -143,10 +143,10 @@ def _what_there_is(folder: Path) -> str:
 
 def mismatches(found: Mapping[str, Shape], wanted: Mapping[str, Shape], aliases: Mapping[str, str]) -> list[str]:
     """Every tensor that is missing or has another shape, layers of one kind in one line. Empty if all is well."""
-    names = {target: alias for alias, target in aliases.items()}
+    shapes = {target: found[alias] for alias, target in aliases.items() if alias in found}
     missing, misshapen = [], []
     for name, shape in wanted.items():
-        there = found.get(name, found.get(names.get(name, "")))
+        there = found.get(name, shapes.get(name))
         if there is None:
             missing.append(name)
         elif there != shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
 from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
+from engine.checkpoint.dequantise import to_fp8
 from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE
 from engine.checkpoint.index import Shape
+from engine.checkpoint.published_fp8 import FP8_DTYPE, SCALE, Fp8, config_with, fp8_of
+from engine.checkpoint.quantised import CONFIG_KEY, grid
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.swap import put, recover, unfinished
 from engine.checkpoint.tensor_file import DTYPES, TensorFile, header_room
@@ -41,6 +45,8 @@ class Planned:
     source: str  # the checkpoint's name for it; another one where it repeats a tied tensor
     shape: Shape
     dtype: str
+    quantised: bool = False  # the values or, under `name` + SCALE, the scales of a matrix of `whole`
+    whole: Shape = ()
 
     @property
     def nbytes(self) -> int:
@@ -88,17 +94,23 @@ def export(
 ) -> Path:
     """Write a source's parameters as the card says, adapters in PEFT's format; the rest is as `export_hf` has it."""
     comm = comm or Alone()
-    planned = plan(source, card, dtype)
+    shapes = source.index.shapes() if isinstance(source, ShardedSource) else source.shapes
+    fp8 = fp8_of(card, shapes) if dtype == FP8_DTYPE else None
+    planned = plan(source, card, dtype, fp8)
     adapters = ADAPTER in card.texts
     shards = [planned] if adapters else plan_shards(planned, max_shard_bytes)
     names = [ADAPTER_MODEL] if adapters else shard_names(len(shards))
     temporary = unfinished(out)
     agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
     mine = list(zip(names, shards, strict=True))[comm.rank :: comm.world]
-    error = attempt(lambda: [write_shard(temporary / name, source, shard) for name, shard in mine])
+    error = attempt(lambda: [write_shard(temporary / name, source, shard, fp8) for name, shard in mine])
     try:
         agree(comm, error)
-        agree(comm, attempt(lambda: _complete(out, temporary, card, dtype, names, shards)) if comm.rank == 0 else None)
+        written = replace_texts(card, fp8)
+        agree(
+            comm,
+            attempt(lambda: _complete(out, temporary, written, dtype, names, shards)) if comm.rank == 0 else None,
+        )
     except BaseException:
         if comm.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -106,21 +118,38 @@ def export(
     return out
 
 
-def plan(source: Source, card: Card, dtype: str | None) -> list[Planned]:
+def replace_texts(card: Card, fp8: Fp8 | None) -> Card:
+    """The card with a config.json that says how this export is quantised, where that is not what it says."""
+    text = card.texts.get(CONFIG)
+    if text is None or (fp8 is None and CONFIG_KEY not in json.loads(text)):
+        return card
+    changed = dataclasses.replace(card, texts=card.texts | {CONFIG: config_with(text, fp8)}, tokenizer=None)
+    changed.files = card.files
+    return changed
+
+
+def plan(source: Source, card: Card, dtype: str | None, fp8: Fp8 | None = None) -> list[Planned]:
     """What to write, in the published order. UserError if the checkpoint lacks a tensor."""
     shapes = source.index.shapes() if isinstance(source, ShardedSource) else source.shapes
     stored = card.stored
     if not stored and isinstance(source, ShardedSource):
         stored = {name: source.dtype_of("param", name) for name in shapes}
-    back = {target: alias for alias, target in card.aliases.items()}
+    back = {target: alias for alias, target in card.aliases.items() if alias in shapes}
     planned = []
     for name, own in stored.items():
         candidates = (name, card.aliases.get(name), back.get(name), name.removeprefix(PREFIX))
         found = next((c for c in candidates if c in shapes), None)
         if found is None:
             raise UserError(f"{source.folder}: holds no param '{name}'")
+        if fp8 and name in fp8.names:
+            whole = shapes[found]
+            planned.append(Planned(name, found, whole, FP8_DTYPE, True, whole))
+            planned.append(Planned(name + SCALE, found, grid(whole, fp8.block), "F32", True, whole))
+            continue
         rounded = dtype and DTYPES[own].is_floating_point and name not in card.buffers
-        planned.append(Planned(name, found, shapes[found], dtype if rounded else own))
+        as_published = fp8 and FP8_DTYPE in card.stored.values()  # the rest of it is then, too
+        asked = own if as_published else "BF16" if fp8 or (own == FP8_DTYPE and not dtype) else dtype
+        planned.append(Planned(name, found, shapes[found], asked if rounded or own == FP8_DTYPE else own))
     return planned
 
 
@@ -140,7 +169,7 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-def write_shard(path: Path, source: Source, shard: list[Planned]) -> None:
+def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | None = None) -> None:
     """One file; larger elements come first, so that every tensor is aligned."""
     ordered = sorted(shard, key=lambda t: -DTYPES[t.dtype].itemsize)
     metadata = METADATA | (source.metadata if isinstance(source, PeftForm) else {})
@@ -148,7 +177,11 @@ def write_shard(path: Path, source: Source, shard: list[Planned]) -> None:
     file = TensorFile(path, room, metadata)
     try:
         for t in ordered:
-            tensor = source.read("param", t.source, t.shape, (0,) * len(t.shape), t.shape)
+            whole = t.whole or t.shape
+            tensor = source.read("param", t.source, whole, (0,) * len(whole), whole)
+            if t.quantised and fp8:
+                values, scales = to_fp8(tensor, fp8.block, fp8.power_of_two)
+                tensor = values if t.dtype == FP8_DTYPE else scales
             file.add(t.name, tensor.to(DTYPES[t.dtype]))
         file.close()
     finally:

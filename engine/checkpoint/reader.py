@@ -15,6 +15,8 @@ from engine.checkpoint.index import STATE, Entry, Part, Shape, key_of, load_inde
 from engine.checkpoint.tensor_file import DTYPES, TensorFiles
 from engine.errors import UserError
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 class ShardedSource:
     """A checkpoint as a `TensorSource`. Only what overlaps a request is read, and its bits are checked."""
@@ -48,7 +50,13 @@ class ShardedSource:
         return self.folder / self._entry(kind, name).parts[0].file
 
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
-        """published[offset : offset + extent] in the stored dtype. UserError if it is not here in this shape."""
+        """published[offset : offset + extent] in the stored dtype. UserError if it is not here in this shape.
+
+        Moments of a tensor that was held and did not learn are 0: they are there for the others alone.
+        """
+        if kind in MOMENTS and kind in self.index.tensors and name not in self.index.tensors[kind]:
+            self._entry("param", name)
+            return torch.zeros(extent)
         entry = self._entry(kind, name)
         if entry.shape != tuple(shape):
             raise UserError(f"{self.folder}: {kind} '{name}' has shape {entry.shape}, the model needs {tuple(shape)}")

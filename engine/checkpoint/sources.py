@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoint.dequantise import rectangle
 from engine.checkpoint.headers import INDEX as HF_INDEX
 from engine.checkpoint.headers import SINGLE, mismatches, read_folder
 from engine.checkpoint.index import Shape
 from engine.checkpoint.paths import find_checkpoint
+from engine.checkpoint.quantised import Quantised, find, logical, quantization_of
 from engine.checkpoint.reader import ShardedSource
 from engine.checkpoint.tensor_file import TensorFiles
 from engine.errors import UserError
@@ -87,7 +89,8 @@ class InitSource:
 class HFSource:
     """A Hugging Face directory: one safetensors file, or several with an index. Weights only.
 
-    `dtypes` and `shapes` describe what is stored, under the stored names. `aliases` lets a tied tensor be read from
+    `dtypes` and `shapes` describe what is stored, under the stored names, quantised matrices as what they make; a read
+    dequantises what it asks for. `aliases` lets a tied tensor be read from
     whichever of its two names the directory stores.
     """
 
@@ -95,11 +98,14 @@ class HFSource:
         self.folder = folder
         self._files = TensorFiles(folder)
         found = read_folder(folder)
+        self._quantised: dict[str, Quantised] = find(found, quantization_of(folder))
+        self._stored = {name: (info.file.name, info.shape) for name, info in found.items()}
+        found = logical(found, self._quantised)
         self._where = {name: info.file.name for name, info in found.items()}
         self.shapes: dict[str, Shape] = {name: info.shape for name, info in found.items()}
         self.dtypes: dict[str, str] = {name: info.dtype for name, info in found.items()}
         self.aliases = aliases or {}
-        self._also = {target: alias for alias, target in self.aliases.items()}
+        self._also = {target: alias for alias, target in self.aliases.items() if alias in self.shapes}
 
     def check(self, published: dict[str, Shape]) -> None:
         """UserError listing every tensor that is missing or of another shape.
@@ -117,7 +123,22 @@ class HFSource:
     def stored(self, name: str) -> Tensor:
         """A whole tensor under its stored name."""
         shape = self.shapes[name]
-        return self._files.rectangle(self._where[name], name, (0,) * len(shape), shape)
+        return self._rectangle(name, (0,) * len(shape), shape)
+
+    def _rectangle(self, name: str, offset: Shape, extent: Shape) -> Tensor:
+        one = self._quantised.get(name)
+        if one is None:
+            return self._files.rectangle(self._where[name], name, offset, extent)
+        if one.also and (said := tuple(self._part(one.also, (0,), (2,)).tolist())) != one.shape:
+            raise UserError(f"{self.folder}: {one.also} says {list(said)} and {one.values} makes {list(one.shape)}")
+        return rectangle(one, offset, extent, self._part)
+
+    def _part(self, stored: str, offset: Shape, extent: Shape) -> Tensor:
+        """A part of one of the tensors that a quantised matrix is made of."""
+        file, shape = self._stored[stored]
+        if any(o + e > size for o, e, size in zip(offset, extent, shape, strict=True)):
+            raise UserError(f"{self.folder}: '{stored}' has shape {list(shape)}, too small for its matrix")
+        return self._files.rectangle(file, stored, offset, extent)
 
     def file_of(self, kind: str, name: str) -> Path:
         """Where a tensor lies."""
@@ -131,7 +152,7 @@ class HFSource:
             raise UserError(f"{self.folder}: holds no tensor '{name}'")
         if self.shapes[stored] != tuple(shape):
             raise UserError(f"{self.folder}: '{name}' has shape {self.shapes[stored]}, the model needs {tuple(shape)}")
-        return self._files.rectangle(self._where[stored], stored, tuple(offset), tuple(extent))
+        return self._rectangle(stored, tuple(offset), tuple(extent))
 
 
 def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSource | Merged:

@@ -44,6 +44,7 @@ class Rule:
     megatron: str
     rows: Callable[[int], list[Rows]]
     shard: str = "whole"
+    shift: int = 0  # added to the number that takes the place of `{i}` in published names
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class WeightMap:
     buffers: frozenset[str] = frozenset()
     # Published tensors that the model's loss has no gradient of, such as an indexer's: parameters all the same
     unlearned: frozenset[str] = frozenset()
+    # Published tensors of the layers for multi-token prediction, which the reference model does not have.
+    predictors: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> dict[str, Shape]:
@@ -124,6 +127,7 @@ class WeightMap:
         for rule in rules:
             if rule.megatron in (name, generic):
                 runs = rule.rows(tp_size)
+                layer = str(int(layer) + rule.shift) if layer else layer
                 return rule, [
                     (n.replace("{i}", layer).replace("{e}", expert), start, count) for n, start, count in runs
                 ]

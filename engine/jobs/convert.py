@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from engine.backends.base import TensorSource
+import torch
+
+from engine.backends.base import Slice, TensorSource
 from engine.checkpoint.card import TOKENIZER, Card, tokenizer_files
 from engine.checkpoint.config import DTYPE_OF
 from engine.checkpoint.headers import by_layer
@@ -15,12 +18,15 @@ from engine.checkpoint.origin import make_card
 from engine.checkpoint.paths import find_checkpoint, step_folder
 from engine.checkpoint.sharded import save_sharded
 from engine.checkpoint.sources import HFSource, open_weights
+from engine.checkpoint.tensor_file import DTYPES
 from engine.context import Context
 from engine.errors import UserError
+from engine.family import load_dotted
 from engine.lora.sources import Merged
 
 # What a model held in this precision gives back bit for bit.
-EXACT = {"fp32": {"F32", "BF16", "F16"}, "bf16": {"BF16"}}
+# (FP8 in blocks is what its scales make of it; an export gives it in bf16 anyway.)
+EXACT = {"fp32": {"F32", "BF16", "F16", "F8_E4M3"}, "bf16": {"BF16", "F8_E4M3"}}
 
 
 def run(context: Context) -> None:
@@ -74,11 +80,25 @@ def to_sharded(context: Context) -> None:
     source = open_weights(Path(run.model.weights), context.family, run.model)
     card = make_card(run, context.family)
     _check_lossless(context, source, card)
-    backend = context.build_backend("weights")
-    backend.load_state(source, ("param",))
+    if context.world == 1:
+        slices = whole_tensors(context, source)
+    else:
+        backend = context.build_backend("weights")
+        backend.load_state(source, ("param",))
+        slices = backend.state(("param",))
     out = Path(run.job.out) if run.job.out else step_folder(context.run_dir, 0)
-    save_sharded(out, backend.state(("param",)), {"step": 0, "from": str(run.model.weights)}, context.comm, card)
+    save_sharded(out, slices, {"step": 0, "from": str(run.model.weights)}, context.comm, card)
     _done(context, "checkpoint", out)
+
+
+def whole_tensors(context: Context, source: TensorSource) -> Iterator[Slice]:
+    """What one process would hold of the model, a tensor at a time: a model need not fit its memory."""
+    weight_map = load_dotted(context.family.weights)(context.run.model)
+    held = DTYPES[DTYPE_OF[context.run.precision.name]]
+    for name, shape in weight_map.published.items():
+        tensor = source.read("param", name, shape, (0,) * len(shape), shape)
+        dtype = torch.float32 if name in weight_map.buffers else held
+        yield Slice("param", name, shape, (0,) * len(shape), tensor.to(dtype))
 
 
 def _check_lossless(context: Context, source: TensorSource, card: Card) -> None:

@@ -4,7 +4,8 @@
 `attention_mask` [B, S] (1 keeps; padding at either end of a row), `position_ids` [B, S] (a restart at 0 begins a packed
 document) and `labels` [B, S] (not shifted; -100 is ignored). `outputs.safetensors` in the run folder holds `logits`
 [B, S, vocab_size] in fp32 (zeros where the mask is 0), `loss` (mean over supervised tokens, if labels are given; 0 if
-none is supervised) and, with `grad=true`, `grad.<published name>`. Models with experts also give `experts.<layer>`
+none is supervised), `mtp_loss` where `mtp.loss_weight` asks for it and, with `grad=true`, `grad.<published name>` (of
+the loss, with the weighted one of multi-token prediction). Models with experts also give `experts.<layer>`
 [B, S, k] int64, the experts of each token, and take tensors of these names: then routers do not choose.
 """
 
@@ -54,7 +55,8 @@ def run(context: Context) -> None:
             if not result.num_tokens:
                 context.log("no label is supervised (all are -100, masked or last in their row): the loss is 0")
             outputs["loss"] = torch.tensor(loss, dtype=torch.float32)
-            context.result["loss"] = loss
+            outputs |= {name: torch.tensor(value, dtype=torch.float32) for name, value in result.losses.items()}
+            context.result |= {"loss": loss, **result.losses}
         save_file(outputs, out)
         shutil.rmtree(parts)
         context.result["outputs"] = str(out)

@@ -10,6 +10,7 @@ from engine.checkpoint.weight_map import Rows, Rule, WeightMap
 from engine.llm.config import DecoderConfig
 from engine.llm.grouped import mixture_parts
 from engine.llm.parts import Part, decoder_map, gated_mlp, grouped_attention, layer_norms, matrix
+from engine.llm.predictors import QWEN, with_predictors
 
 INTERVAL = 4
 
@@ -43,7 +44,11 @@ class DeltaNetConfig(DecoderConfig):
             return "decay"
         if name.endswith((".dt_bias", ".linear_attn.norm.weight")):
             return "ones"
-        return "zeros" if name.endswith("norm.weight") else None
+        return "zeros" if name.endswith("norm.weight") or ".pre_fc_norm_" in name else None
+
+    def predictor_layer(self) -> int:
+        """The last layer with attention."""
+        return max((layer for layer, linear in enumerate(self.linear()) if not linear), default=-1)
 
     @classmethod
     def respell(cls, published: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,4 +120,5 @@ def weight_map(config: DeltaNetConfig) -> WeightMap:
         [*layer_norms(hidden), *mixers[linear], *(routed if experts else dense)]
         for linear, experts in zip(config.linear(), has, strict=True)
     ]
-    return decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    return with_predictors(own, config.mtp_layers, QWEN, layers[config.predictor_layer()], hidden)

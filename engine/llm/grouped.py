@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.checkpoint.weight_map import WeightMap
 from engine.llm.config import DecoderConfig
 from engine.llm.parts import Part, decoder_map, experts, gated_mlp, grouped_attention, layer_norms, shared_expert
+from engine.llm.predictors import PredictorNames, with_predictors
 from engine.moe.mixture import Mixture
 
 
@@ -29,6 +30,10 @@ class GroupedConfig(DecoderConfig):
         """The switches of this configuration."""
         return Switches()
 
+    def predictor_names(self) -> PredictorNames | None:
+        """What layers for multi-token prediction are called; None for a family that has none."""
+        return None
+
 
 def weight_map(config: GroupedConfig) -> WeightMap:
     """The weight map of one configuration, under the names of Llama; experts and a shared one have Qwen2-MoE's."""
@@ -41,7 +46,9 @@ def weight_map(config: GroupedConfig) -> WeightMap:
     if mixture:
         routed = [*common, *mixture_parts(hidden, mixture)]
         layers = [routed if here else dense for here in mixture.layers]
-    return decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    names = config.predictor_names()
+    return with_predictors(own, config.mtp_layers, names, layers[config.predictor_layer()], hidden) if names else own
 
 
 def mixture_parts(hidden: int, mixture: Mixture) -> list[Part]:

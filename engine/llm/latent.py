@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from engine.checkpoint.weight_map import WeightMap
 from engine.llm import check as shared
@@ -23,6 +23,7 @@ from engine.llm.parts import (
     layer_norms,
     shared_expert,
 )
+from engine.llm.predictors import numbered, with_predictors
 from engine.moe.mixture import Mixture
 
 
@@ -88,6 +89,8 @@ class NoauxConfig(LatentConfig):
     Sigmoid scores, and a correction bias on the choice instead of a balancing loss: `noaux_tc` as it is published.
     """
 
+    SPELLINGS: ClassVar[dict[str, str]] = {"num_mtp_layers": "num_nextn_predict_layers"}  # transformers 5 writes it so
+
     vocab_size: int = 129280
     hidden_size: int = 7168
     intermediate_size: int = 18432
@@ -107,6 +110,7 @@ class NoauxConfig(LatentConfig):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
     rope_interleave: bool = True  # rotary pairs are neighbouring channels, else the halves
+    num_nextn_predict_layers: Optional[int] = 1  # layers for multi-token prediction
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,4 +203,8 @@ def latent_map(config: LatentConfig) -> WeightMap:
     mixture = config.mixture()
     dense, routed = layer_parts(config, False), layer_parts(config, True) if mixture else []
     layers = [routed if has else dense for has in mixture.layers] if mixture else [dense] * config.num_hidden_layers
-    return decoder_map(layers, vocab_size=config.vocab_size, hidden=config.hidden_size, tied=config.tie_word_embeddings)
+    hidden = config.hidden_size
+    own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    return with_predictors(
+        own, config.mtp_layers, numbered(config.num_hidden_layers), layers[config.predictor_layer()], hidden
+    )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Optional
 from engine.checkpoint.weight_map import WeightMap
 from engine.llm import latent
 from engine.llm.parts import decoder_map, indexer
+from engine.llm.predictors import numbered, with_predictors
 
 # What lists of layers are derived from.
 NUMBERS = ("num_hidden_layers", "first_k_dense_replace", "index_topk_freq", "index_skip_topk_offset")
@@ -34,6 +35,7 @@ class SparseConfig(latent.NoauxConfig):
     rope_interleave: Optional[bool] = None  # nor this one: attention turns neighbouring channels
     mlp_layer_types: Optional[list[str]] = None  # None: from `first_k_dense_replace`
     mlp_bias: bool = False
+    num_nextn_predict_layers: Optional[int] = None  # the reference has no such key
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +55,7 @@ class SparseConfig(latent.NoauxConfig):
     def reference_keys(self) -> dict[str, Any]:
         """What the reference's config class takes."""
         keys = super().reference_keys()
+        del keys["num_nextn_predict_layers"]
         return {key: value for key, value in keys.items() if value is not None} | {
             key: made if keys[key] is None else keys[key] for key, made in self.derived().items()
         }
@@ -69,6 +72,10 @@ class SparseConfig(latent.NoauxConfig):
     def leaders(self) -> list[int]:
         """For each layer, the layer whose indexer chooses its keys."""
         return list(range(self.num_hidden_layers))
+
+    def predictor_layer(self) -> int:
+        """The last layer with an indexer of its own."""
+        return max(layer for layer, follows in enumerate(self.follows()) if not follows)
 
     def follows(self) -> list[bool]:
         """Which layers need the choice of one before them."""
@@ -106,4 +113,6 @@ def sparse_map(config: SparseConfig) -> WeightMap:
     common = {has: latent.layer_parts(config, has) for has in set(sparse)}
     parts = indexer(config.hidden_size, config.q_lora_rank, config.index_n_heads, config.index_head_dim)
     layers = [common[has] + ([] if follows else parts) for has, follows in zip(sparse, config.follows(), strict=True)]
-    return decoder_map(layers, vocab_size=config.vocab_size, hidden=config.hidden_size, tied=config.tie_word_embeddings)
+    hidden, number = config.hidden_size, config.num_hidden_layers
+    own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    return with_predictors(own, config.mtp_layers, numbered(number), layers[config.predictor_layer()], hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,15 +30,19 @@ def flops_per_token(model: Any, weight_map: WeightMap, seq_len: int) -> float:
     heads = model.num_attention_heads * head_dim(model)
     # Recurrent layers read and write a state instead of scores; that is a small part and does not count.
     scored = model.num_hidden_layers - (sum(model.linear()) if hasattr(model, "linear") else 0)
-    return 6.0 * products + 12.0 * scored * heads * seq_len
+    ahead = getattr(model, "mtp_layers", None) or 0  # each has a layer and uses the head once more
+    products += ahead * model.vocab_size * model.hidden_size
+    return 6.0 * products + 12.0 * (scored + ahead) * heads * seq_len
 
 
 def flops_of_run(run: Run) -> float | None:
     """`flops_per_token` of a run's model; None for a model that is no dense transformer."""
     if not all(hasattr(run.model, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
         return None
-    weight_map = load_dotted(load_family(run.family).of(run.model.model_type).weights)(run.model)
-    return flops_per_token(run.model, weight_map, run.data.seq_len)
+    learn = run.model.mtp_layers if run.mtp.loss_weight else 0
+    model = dataclasses.replace(run.model, mtp_layers=learn)
+    weight_map = load_dotted(load_family(run.family).of(run.model.model_type).weights)(model)
+    return flops_per_token(model, weight_map, run.data.seq_len)
 
 
 def active_share(model: Any) -> Fraction:

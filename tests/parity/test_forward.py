@@ -19,11 +19,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_unpacked(ranks: Ranks, case: harness.Case, layout: str, root: Path) -> None:
     inputs = harness.unpacked_inputs(case.published["vocab_size"])
     got = harness.forward(ranks, case, layout, inputs, root / f"{case}-{layout}")
-    harness.assert_close(got, harness.expected(case, packed=False))
+    harness.assert_close(got, harness.expected(case, packed=False), case, layout)
 
 
 @pytest.mark.parametrize(("case", "layout"), harness.cases_and_layouts(packed=True))
 def test_packed(ranks: Ranks, case: harness.Case, layout: str, root: Path) -> None:
     inputs = harness.packed_inputs(case.published["vocab_size"])
     got = harness.forward(ranks, case, layout, inputs, root / f"{case}-{layout}-packed")
-    harness.assert_close(got, harness.expected(case, packed=True))
+    harness.assert_close(got, harness.expected(case, packed=True), case, layout)

@@ -264,7 +264,7 @@ def test_mistakes_in_a_config_name_its_file(tmp_path):
             ({"bos_token_id": 11}, ["bos_token_id=11", "vocab_size=11"]),
             ({"eos_token_id": [3, 12]}, ["eos_token_id=12"]),
             ({"head_dim": 5}, ["head_dim=5"]),
-            ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
+            ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
             ({"num_hidden_layers": 0}, ["num_hidden_layers=0"]),
         ]
     ):

@@ -162,7 +162,7 @@ BAD = [
     ("data.seq_len=-5", ["data.seq_len=-5"]),
     ("data.vocab_size=0", ["data.vocab_size=0"]),
     ("checkpoint.keep_last=0", ["checkpoint.keep_last=0"]),
-    ("checkpoint.export_dtype=fp8", ["checkpoint.export_dtype=fp8", "fp16"]),
+    ("checkpoint.export_dtype=fp4", ["checkpoint.export_dtype=fp4", "fp16"]),
     ("seed=-1", ["seed=-1"]),
     ("backend=megatro", ["backend=megatro", "did you mean megatron"]),
     ("data.packing=of", ["data.packing=of", "offline"]),

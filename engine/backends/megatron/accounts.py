@@ -25,7 +25,11 @@ class Accounts:
     def __init__(self, run: Run, chunks: Sequence[Any], device: torch.device, mode: str) -> None:
         self._routers, self._device, self._run = routers(chunks), device, run
         self._experts, self._topk = run.model.mixture().experts, run.model.mixture().topk
-        self._places = {layer: place for place, layer in enumerate(expert_layers(chunks[0].config))}
+        layers = expert_layers(chunks[0].config)
+        self._layers = len(layers)  # those that are reported; layers for multi-token prediction come after them
+        spec = chunks[0].predictor_spec
+        layers += spec.expert_layers(chunks[0].config.num_layers) if spec else []
+        self._places = {layer: place for place, layer in enumerate(layers)}
         self._tokens = 1.0
         self._steps = 0
         # The reference's own loss has the balancing loss only where it is asked to give the router's logits.
@@ -56,7 +60,8 @@ class Accounts:
         for router in self._routers if updated and rate else ():
             if router.expert_bias is not None and router.weight.requires_grad:
                 update(router.expert_bias, counts[self._places[router.layer_number - 1]], rate)
-        tokens = float(counts.sum()) / (self._topk * max(1, len(self._places)))
+        counts, sums = counts[: self._layers], sums[: self._layers]
+        tokens = float(counts.sum()) / (self._topk * max(1, self._layers))
         self._steps += 1
         whole = self._steps % self._run.logger.interval == 0
         return summary(counts.cpu(), sums.cpu(), tokens, self._losses, whole)

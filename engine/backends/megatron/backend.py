@@ -16,6 +16,7 @@ from engine.backends.megatron import groups
 from engine.backends.megatron.accounts import Accounts
 from engine.backends.megatron.dsa import IndexerAccounts
 from engine.backends.megatron.model import CausalLM
+from engine.backends.megatron.mtp import freeze
 from engine.backends.megatron.optimizer import AdamW
 from engine.backends.megatron.pipeline import MicroResult, holds_logits, reports, run_microbatches
 from engine.backends.megatron.state import Entry, entries, fill, pieces, slices
@@ -46,6 +47,11 @@ class MegatronBackend:
         if run.indexer.loss > 0 and mode == "train":
             layers = sum(not follows for follows in run.model.follows())
             self._indexers = IndexerAccounts(chunks, layers, device)
+        spec = chunks[0].predictor_spec
+        # Of the layers for multi-token prediction: how many learn here.
+        self._predictors = len(spec.layers) if spec and spec.weight and mode != "weights" else 0
+        for chunk in self._chunks if mode == "train" and not self._predictors else ():
+            freeze(chunk)
         self._entries = entries(self._chunks, weight_map)
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
@@ -87,7 +93,9 @@ class MegatronBackend:
             self._accounts.begin(batches)
         if self._indexers:
             self._indexers.begin(batches)
-        results = run_microbatches(self._model, self._config, batches, self._device, backward=True)
+        results = run_microbatches(
+            self._model, self._config, batches, self._device, backward=True, predictors=self._predictors
+        )
         loss_sum, num_tokens = self._totals(results)
         if not math.isfinite(loss_sum):
             bad_rank, bad_samples = self._bad(batches, results)
@@ -99,6 +107,7 @@ class MegatronBackend:
         metrics = self._accounts.end(update) if self._accounts else {}
         metrics |= self._indexers.end() if self._indexers else {}
         metrics |= self._source_metrics(batches, results)
+        metrics |= self._ahead(results)
         return StepResult(loss_sum, num_tokens, norm, updated=update, metrics=metrics)
 
     def _source_metrics(self, batches: Sequence[Batch], results: Sequence[MicroResult]) -> dict[str, float]:
@@ -125,21 +134,36 @@ class MegatronBackend:
             self._train_mode(True)
             for model in self._model:
                 model.zero_grad_buffer()
-            results = run_microbatches(self._model, self._config, batches, self._device, True, want_logits=True)
+            results = run_microbatches(self._model, self._config, batches, self._device, True, True, self._predictors)
         else:
-            results = self._forward_only(batches, want_logits=True)
+            results = self._forward_only(batches, want_logits=True, predictors=self._predictors)
         logits = [result.logits_BSV for result in results[: len(batches)]] if holds_logits() else None
         loss_sum, num_tokens = self._totals(results)
         experts = self._accounts.recorded(batches) if self._accounts else []
-        return ForwardResult(logits, loss_sum + balancing * num_tokens, num_tokens, experts)
+        losses = self._ahead(results)
+        return ForwardResult(logits, loss_sum + balancing * num_tokens, num_tokens, experts, losses)
 
-    def _forward_only(self, batches: Sequence[Batch], want_logits: bool = False) -> list[MicroResult]:
+    def _ahead(self, results: Sequence[MicroResult]) -> dict[str, float]:
+        """The losses of the layers for multi-token prediction, in nats per token that they learn. Collective."""
+        if not self._predictors:
+            return {}
+        totals = torch.zeros(self._predictors, 2, dtype=torch.float64, device=self._device)
+        for result in results if reports() else ():
+            totals += result.ahead_D2
+        dist.all_reduce(totals)
+        losses = [loss / max(1.0, tokens) for loss, tokens in totals.tolist()]
+        each = {f"mtp_loss.{depth + 1}": loss for depth, loss in enumerate(losses) if len(losses) > 1}
+        return {"mtp_loss": sum(losses) / len(losses), **each}
+
+    def _forward_only(
+        self, batches: Sequence[Batch], want_logits: bool = False, predictors: int = 0
+    ) -> list[MicroResult]:
         self._train_mode(False)
         hooked = [model for model in self._model if getattr(model, "use_forward_hook", False)]
         for model in hooked:  # they gather parameters for the step to come; this gathers them now
             model.disable_forward_pre_hook()
         try:
-            return run_microbatches(self._model, self._config, batches, self._device, False, want_logits)
+            return run_microbatches(self._model, self._config, batches, self._device, False, want_logits, predictors)
         finally:
             for model in hooked:
                 model.enable_forward_pre_hook()

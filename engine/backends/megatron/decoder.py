@@ -15,6 +15,7 @@ from engine.backends.megatron.experts import mixture_config, mixture_layers
 from engine.backends.megatron.grouped_query import Heads
 from engine.backends.megatron.mla import Latent, latent_spec
 from engine.backends.megatron.model import CausalLM
+from engine.backends.megatron.mtp import spec_of
 from engine.backends.megatron.rope import Rope, Ropes, magnitude
 from engine.backends.megatron.spec import RMSNorm, SpecProvider, attention_spec, block_spec, layer_spec, mlp_spec
 from engine.llm.grouped import GroupedConfig
@@ -144,4 +145,6 @@ def decoder(
         layers = layer_spec(provider, own, dense)
     block = block_spec(transformer, provider, layers)
     padding = getattr(config, "pad_token_id", None)
-    return CausalLM(transformer, block, config.vocab_size, config.tie_word_embeddings, rope, padding)
+    like = layers[config.predictor_layer()] if isinstance(layers, list) else layers
+    predictors = spec_of(config, run, like, provider.layer_norm())
+    return CausalLM(transformer, block, config.vocab_size, config.tie_word_embeddings, rope, padding, predictors)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from engine.backends.megatron import groups
 from engine.backends.megatron.attention import Documents
 from engine.backends.megatron.context_parallel import all_tokens, chunks, share
+from engine.backends.megatron.mtp import Ahead, PredictorSpec, attach, look_ahead, predict
 from engine.backends.megatron.rope import Rope, Ropes
 from engine.backends.megatron.spec import mark_shares
 from engine.data.batch import IGNORE, Batch, sample_rows
@@ -31,6 +32,7 @@ class FlatBatch:
     documents: Documents
     num_tokens: int  # supervised, of these
     want_logits: bool = False
+    ahead: tuple[Ahead, ...] = ()  # for each layer for multi-token prediction, where they are to learn
 
 
 def padded_tokens(batch: Batch, multiple: int) -> int:
@@ -38,7 +40,9 @@ def padded_tokens(batch: Batch, multiple: int) -> int:
     return -(-batch.tokens_BS.numel() // multiple) * multiple
 
 
-def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = False) -> FlatBatch:
+def flatten(
+    batch: Batch, total: int, device: torch.device, want_logits: bool = False, predictors: int = 0
+) -> FlatBatch:
     """The batch, or this rank's share of it, on a device as one row; all ranks' rows together hold `total` tokens."""
     num_tokens, (rows, length) = batch.num_tokens, batch.tokens_BS.shape
     cp, parts = parallel_state.get_context_parallel_world_size(), ()
@@ -50,6 +54,11 @@ def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = 
     experts = {layer: pad(x.flatten(0, 1), (0, 0, *padding), value=-1) for layer, x in batch.experts.items()}
     labels = pad(batch.labels_BS.reshape(-1), padding, value=IGNORE)
     positions = pad(batch.positions_BS.reshape(-1), padding)
+    whole = (batch.tokens_BS.reshape(-1), batch.labels_BS.reshape(-1), batch.cu_seqlens)
+    further = [
+        [pad(x, padding, value=value) for x, value in zip(look_ahead(*whole, k + 1), (0, IGNORE, False), strict=True)]
+        for k in range(predictors)
+    ]
     if cp > 1:  # before the copy to the device: it is of this rank's share
         rank = parallel_state.get_context_parallel_rank()
         tokens, labels, positions, of_row = (share(x, cp, rank) for x in (tokens, labels, positions, of_row))
@@ -59,6 +68,7 @@ def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = 
         tokens, labels, positions, of_row = (
             x.to(device, non_blocking=True) for x in (tokens, labels, positions, of_row)
         )
+        further = [[share(x, cp, rank).to(device, non_blocking=True) for x in one] for one in further]
     return FlatBatch(
         tokens_1T=tokens.unsqueeze(0),
         labels_T1=labels.unsqueeze(1),
@@ -66,6 +76,7 @@ def flatten(batch: Batch, total: int, device: torch.device, want_logits: bool = 
         documents=Documents(rows, length, batch.cu_seqlens, batch.max_seqlen, batch.dense, parts, of_row, experts),
         num_tokens=num_tokens,
         want_logits=want_logits,
+        ahead=tuple(Ahead(ids.unsqueeze(0), targets.unsqueeze(1), real) for ids, targets, real in further),
     )
 
 
@@ -75,6 +86,8 @@ class ModelOutput:
 
     loss_T: Tensor  # fp32, in nats; 0 where there is no label
     logits_BSV: Tensor | None  # fp32, gathered over tensor- and context-parallel ranks, padding cut off
+    ahead_DT: Tensor | None = None  # as `loss_T`, of each layer for multi-token prediction
+    ahead_weight: float = 0.0  # of the mean over those layers
 
 
 class CausalLM(GPTModel):
@@ -91,6 +104,7 @@ class CausalLM(GPTModel):
         tied: bool,
         rope: Rope | Ropes,
         padding_token: int | None = None,
+        predictors: PredictorSpec | None = None,
     ) -> None:
         """`vocab_size` is the published one. It is padded to a multiple of the tensor-parallel size; nobody sees it.
 
@@ -108,28 +122,41 @@ class CausalLM(GPTModel):
             position_embedding_type="none",  # `rope` knows the positions of packed documents
             vp_stage=stage,
         )
+        if predictors:
+            attach(self, predictors)
         mark_shares(self)
         self.rope = rope
         self.published_vocab_size = vocab_size
         self._padding_token = padding_token
+        self.predictor_spec = predictors
 
     def forward(self, batch: FlatBatch) -> Tensor | ModelOutput:
+        rope = self.rope(batch.positions_T)
         hidden = self.decoder(
-            hidden_states=self._embedded(batch.tokens_1T) if self.pre_process else None,
+            hidden_states=self.embedded(batch.tokens_1T) if self.pre_process else None,
             attention_mask=None,  # the documents say all
-            rotary_pos_emb=self.rope(batch.positions_T),
+            rotary_pos_emb=rope,
             packed_seq_params=batch.documents,
         )
         if not self.post_process:
             return hidden
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _ = self.output_layer(hidden, weight=weight)
-        self._mask_padding(logits)
+        logits = self.logits(hidden)
         # Before the loss, which works in place.
         gathered = self._gather(logits.detach(), batch.documents) if batch.want_logits else None
-        return ModelOutput(self._loss(logits, batch.labels_T1), gathered)
+        loss = self.loss_of(logits, batch.labels_T1)
+        if not batch.ahead:
+            return ModelOutput(loss, gathered)
+        ahead = predict(self, hidden, batch.ahead, rope, batch.documents)
+        return ModelOutput(loss, gathered, ahead, self.predictor_spec.weight)
 
-    def _embedded(self, tokens_1T: Tensor) -> Tensor:
+    def logits(self, hidden_T1H: Tensor) -> Tensor:
+        """[T, 1, V], this rank's share of the vocabulary."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden_T1H, weight=weight)
+        self._mask_padding(logits)
+        return logits
+
+    def embedded(self, tokens_1T: Tensor) -> Tensor:
         """[t, 1, H]: under sequence parallelism this rank's share of the tokens."""
         hidden = self.embedding(tokens_1T, None)
         if self._padding_token is None:
@@ -145,7 +172,8 @@ class CausalLM(GPTModel):
         if real < logits_T1V.shape[-1]:
             logits_T1V[..., real:] = float("-inf")
 
-    def _loss(self, logits_T1V: Tensor, labels_T1: Tensor) -> Tensor:
+    def loss_of(self, logits_T1V: Tensor, labels_T1: Tensor) -> Tensor:
+        """[T]; works in place."""
         supervised = labels_T1 != IGNORE
         loss = vocab_parallel_cross_entropy(logits_T1V, labels_T1.where(supervised, 0))
         return loss.where(supervised, 0.0).squeeze(1)

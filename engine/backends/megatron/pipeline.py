@@ -28,6 +28,7 @@ class MicroResult:
     num_tokens: int  # supervised
     logits_BSV: Tensor | None  # on the CPU, where `holds_logits()`
     rows_B: Tensor  # loss sum of each row, fp64
+    ahead_D2: Tensor | None = None  # of each layer for multi-token prediction: loss sum and supervised tokens, fp64
 
 
 def run_microbatches(
@@ -37,11 +38,13 @@ def run_microbatches(
     device: torch.device,
     backward: bool,
     want_logits: bool = False,
+    predictors: int = 0,
 ) -> list[MicroResult]:
     """Forward, and with `backward` also backward and the reduction of gradients, of this rank's micro-batches.
 
     `chunks` are the model's parts on this rank: one, or with an interleaved pipeline one for each virtual stage.
-    Gradients are those of the mean loss over all supervised tokens of all ranks. Results come on the last stage; the
+    Gradients are those of the mean loss over all supervised tokens of all ranks, and of the weighted loss of so many
+    `predictors` (layers for multi-token prediction), divided by as many tokens. Results come on the last stage; the
     other stages get an empty list. Collective: with `backward` over all ranks, else over those with the same data.
     """
     if not batches:
@@ -57,7 +60,7 @@ def run_microbatches(
         config.microbatch_group_size_per_vp_stage = group_size(len(batches), pp)
     # Stages tell each other the shape only where it changes, since that costs a round trip.
     config.variable_seq_lengths = len(set(lengths)) > 1
-    flat = (flatten(*each, device, want_logits) for each in zip(batches, lengths, strict=True))
+    flat = (flatten(*each, device, want_logits, predictors) for each in zip(batches, lengths, strict=True))
     with torch.set_grad_enabled(backward):
         results = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -99,7 +102,19 @@ def loss_of(batch: FlatBatch, output: ModelOutput) -> tuple[Tensor, Tensor, Micr
     losses, count = output.loss_T.detach().double(), batch.documents.rows
     of_row = batch.documents.rows_t.where(batch.documents.rows_t >= 0, count)  # padding: of one row more
     rows = losses.new_zeros(count + 1).index_add_(0, of_row, losses)[:count]
-    return output.loss_T.sum(), tokens, MicroResult(losses.sum(), batch.num_tokens, logits, rows)
+    result = MicroResult(losses.sum(), batch.num_tokens, logits, rows, ahead_of(batch, output))
+    learned = output.loss_T.sum()
+    if output.ahead_DT is not None:
+        learned = learned + output.ahead_weight * output.ahead_DT.sum() / len(output.ahead_DT)
+    return learned, tokens, result
+
+
+def ahead_of(batch: FlatBatch, output: ModelOutput) -> Tensor | None:
+    """See `MicroResult.ahead_D2`."""
+    if output.ahead_DT is None:
+        return None
+    counts = torch.stack([(one.labels_T1 != IGNORE).sum() for one in batch.ahead])
+    return torch.stack([output.ahead_DT.detach().double().sum(1), counts.double()], dim=1)
 
 
 def reports() -> bool:

@@ -58,7 +58,8 @@ def entries(chunks: Sequence[CausalLM], weight_map: WeightMap) -> list[Entry]:
         owner = sizes.index(min(sizes))
         sizes[owner] += parameter.numel()
         copies = tied_copy or (replicated and tp[0] > 0)
-        kept = parameter.requires_grad or all(block.name in weight_map.unlearned for block in blocks)
+        unlearned = weight_map.unlearned | weight_map.predictors
+        kept = parameter.requires_grad or all(block.name in unlearned for block in blocks)
         found.append(Entry(name, parameter, blocks, copies, owner, group, trained=kept))
     return found + [entry for chunk in chunks for entry in buffer_entries(chunk, weight_map, copies=tp[0] > 0)]
 
@@ -69,7 +70,8 @@ def buffer_entries(model: CausalLM, weight_map: WeightMap, copies: bool) -> Iter
         name = global_name(model, local)
         whole = buffer.view(weight_map.megatron_shape(name))
         blocks, group = tuple(weight_map.blocks(name, tuple(whole.shape))), replicas(buffer)
-        kept = is_trained(model, local) or all(block.name in weight_map.unlearned for block in blocks)
+        unlearned = weight_map.unlearned | weight_map.predictors
+        kept = is_trained(model, local) or all(block.name in unlearned for block in blocks)
         yield Entry(name, whole, blocks, copies, 0, group, buffer=True, trained=kept)
 
 

@@ -15,7 +15,7 @@ from engine.backends.native.delta_net import attach as attach_delta_rule
 from engine.backends.native.delta_net import delta_nets
 from engine.backends.native.fuse import fuse_layers, fuse_loss
 from engine.backends.native.loss import loss_sum
-from engine.backends.native.model import fill_buffers, layers, make_buffers, meta_model, recompute
+from engine.backends.native.model import fill_buffers, kept_tensors, layers, make_buffers, meta_model, recompute
 from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
 from engine.backends.sources import source_names
@@ -77,6 +77,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
     if not covers([*held, *((shard.name, shard.local) for shard in buffers)], weight_map):
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
+    buffers += kept_tensors(weight_map, device, (rank, ranks))
     fill_buffers(model, device)
     loss_head = None
     if fused:

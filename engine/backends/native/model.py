@@ -93,6 +93,18 @@ def make_buffers(model: nn.Module, weight_map: WeightMap, device: torch.device, 
     return list(shards.values())
 
 
+def kept_tensors(weight_map: WeightMap, device: torch.device, ranks: tuple[int, int]) -> list[Shard]:
+    """Memory for the published tensors of layers that the reference has not: held as they are, each by one rank."""
+    rank, count = ranks
+    shards = []
+    for index, name in enumerate(sorted(weight_map.predictors)):
+        shape, owned = weight_map.published[name], index % count == rank
+        local = torch.zeros(shape if owned else (0, *shape[1:]), device=device)
+        where = (name, shape, (0,) * len(shape), local, local)
+        shards.append(Shard(*where, owned=owned, updated=False, buffer=True))
+    return shards
+
+
 def fill_buffers(model: nn.Module, device: torch.device) -> None:
     """Give the other buffers, which no checkpoint holds (rotary frequencies), memory and the reference's own values."""
     for module in model.modules():

@@ -69,7 +69,10 @@ def pieces(shard: Shard, tensor: Tensor, weight_map: WeightMap) -> Iterator[Piec
 
 
 def covers(parameters: Iterable[tuple[str, Tensor]], weight_map: WeightMap) -> bool:
-    """Whether the reference's parameters and buffers are the published tensors, each element once."""
+    """Whether the reference's parameters and buffers are the published tensors, each element once.
+
+    It has no layers for multi-token prediction.
+    """
     held: dict[str, int] = dict.fromkeys(weight_map.published, 0)
     for name, parameter in parameters:
         try:
@@ -79,7 +82,8 @@ def covers(parameters: Iterable[tuple[str, Tensor]], weight_map: WeightMap) -> b
         fits = tuple(parameter.shape) == shape if name in held else parameter.numel() == math.prod(shape)
         for block in weight_map.native_blocks(name, shape, 0) if fits else ():
             held[block.name] += math.prod(block.extent)
-    return held == {name: math.prod(shape) for name, shape in weight_map.published.items()}
+    wanted = {name: math.prod(shape) for name, shape in weight_map.published.items()}
+    return held == {name: 0 if name in weight_map.predictors else size for name, size in wanted.items()}
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -8,5 +8,5 @@ from zoo.deepseek_v3.config import DeepseekV3Config
 
 
 def weight_map(config: DeepseekV3Config) -> WeightMap:
-    """The weight map of one configuration. Layers of multi-token prediction are not in it."""
+    """The weight map of one configuration."""
     return latent_map(config)

@@ -8,5 +8,5 @@ from zoo.deepseek_v32.config import DeepseekV32Config
 
 
 def weight_map(config: DeepseekV32Config) -> WeightMap:
-    """The weight map of one configuration. Layers of multi-token prediction are not in it."""
+    """The weight map of one configuration."""
     return sparse_map(config)

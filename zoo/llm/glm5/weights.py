@@ -8,5 +8,5 @@ from zoo.glm5.config import Glm5Config
 
 
 def weight_map(config: Glm5Config) -> WeightMap:
-    """The weight map of one configuration. Layers of multi-token prediction are not in it."""
+    """The weight map of one configuration."""
     return sparse_map(config)

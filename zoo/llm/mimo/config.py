@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from engine.llm.config import DecoderConfig
+from engine.llm.predictors import MIMO, PredictorNames
 from engine.llm.qwen2 import Qwen2Config
 from engine.moe.mixture import Mixture
 
@@ -17,8 +18,13 @@ ROTATED = 0.334  # share of a head
 class MiMoConfig(Qwen2Config):
     """The dense model: Qwen2's keys, and how many layers predict further tokens."""
 
+    MTP_HIDDEN_FIRST: ClassVar[bool] = True
+
     model_type: Optional[str] = "mimo"
     num_nextn_predict_layers: int = 0  # layers that predict further tokens
+
+    def predictor_names(self) -> PredictorNames:
+        return MIMO
 
     def reference_keys(self) -> dict[str, Any]:
         keys = super().reference_keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.checkpoint.weight_map import WeightMap
 from engine.llm.parts import decoder_map, experts, gated_mlp, grouped_attention, layer_norms
+from engine.llm.predictors import numbered, with_predictors
 from zoo.qwen3.config import SharedKeys
 
 
@@ -25,4 +26,8 @@ def weight_map(config: SharedKeys) -> WeightMap:
     if mixture:
         routed = [*common, *experts(hidden, mixture.ffn_hidden_size, mixture.experts)]
         layers = [routed if has else dense for has in mixture.layers]
-    return decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
+    # No Qwen3 is published with layers for multi-token prediction; new ones are called as DeepSeek-V3's.
+    return with_predictors(
+        own, config.mtp_layers, numbered(config.num_hidden_layers), layers[config.predictor_layer()], hidden
+    )

@@ -33,6 +33,10 @@ class Qwen3NextConfig(DeltaNetConfig):
     router_aux_loss_coef: float = 0.001
     output_router_logits: bool = False  # the loss of job=forward then includes the balancing loss, as the reference's
 
+    def published_mtp_layers(self) -> int:
+        """One, of which config.json says nothing."""
+        return 1
+
     def mixture(self) -> Optional[Mixture]:
         """The experts, in the layers that the reference gives some; None if no layer has any."""
         sparse = [(layer + 1) % self.decoder_sparse_step == 0 for layer in range(self.num_hidden_layers)]

@@ -1,0 +1,32 @@
+"""docs/families.md is made of what is there and of what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.family import family_names, load_family
+from tests import families_page, measured
+
+
+def test_the_page_names_every_family_size_and_layout() -> None:
+    page = families_page.page({"qwen3": {"megatron-pp2": {"logits": 1.23e-6, "loss": 0.0, "gradients": 4.5e-6}}})
+    for name in family_names():
+        family = load_family(name)
+        assert f"zoo/{family.shelf}/{name}/README.md" in page and family.reference.partition(":")[2] in page
+    assert "`8b` (8.19 B)" in page and "`tiny`" in page
+    assert "| megatron-pp2 | 1.2e-06 | 0.0e+00 | 4.5e-06 |" in page
+    assert "| native-fsdp2 | - | - | - |" in page
+
+
+def test_the_largest_error_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.record("a", "single", {"loss": 1.0})  # no file is named
+    file = tmp_path / "measured.json"
+    monkeypatch.setenv(measured.VARIABLE, str(file))
+    for loss in (2e-7, 1.23456e-6, 3e-7):
+        measured.record("a", "single", {"loss": loss})
+    measured.record("a", "pp2", {"loss": 0.0})
+    assert json.loads(file.read_text()) == {"a": {"pp2": {"loss": 0.0}, "single": {"loss": 1.23e-06}}}
+    assert measured.load(file)["a"]["single"] == {"loss": 1.23e-06}
