@@ -100,6 +100,13 @@ def _tensor(run: Run) -> Iterator[str]:
             f"parallelism.tp={tp} and model.num_key_value_heads={groups}: one must divide the other; "
             f"tp can be {divisors(groups)} or a multiple of {groups}"
         )
+    elif heads and heads % tp == 0 and hasattr(model, "groups"):  # of each layer
+        for own in sorted({model.groups(layer) for layer in range(model.num_hidden_layers)}):
+            if own % tp and tp % own:
+                yield (
+                    f"parallelism.tp={tp}: some layers have {own} key/value heads; one must divide the other; "
+                    f"tp can be {divisors(own)} or a multiple of {own}"
+                )
 
 
 def _experts(run: Run) -> Iterator[str]:

@@ -7,6 +7,7 @@ from zoo.mimo.config import MiMoV2FlashConfig
 
 from engine.checkpoint.config import to_published
 from engine.cli import prepare
+from engine.errors import UserError
 from engine.family import load_family
 
 # The published file (XiaomiMiMo/MiMo-V2-Flash), cut to six layers and without keys that change nothing here.
@@ -64,6 +65,12 @@ def test_what_follows_from_other_keys_follows_from_what_the_user_says() -> None:
     assert [kind.split("_")[0] for kind in model.layer_types] == ["full", *["sliding"] * 4, "full", "sliding"]
     assert model.mlp_layer_types == ["dense", *["sparse"] * 6]
     assert model.rope_parameters["full_attention"]["rope_theta"] == 70000
+
+
+def test_ranks_that_do_not_fit_the_key_heads_of_layers_with_a_window() -> None:
+    heads = ("model.num_attention_heads=6", "model.num_key_value_heads=1")  # two with a window
+    with pytest.raises(UserError, match=r"parallelism\.tp=3: some layers have 2 key/value heads"):
+        prepare("mimo", ["hardware=cpu", "launcher=print", "model=tiny_flash", *heads, "parallelism.tp=3"])
 
 
 def test_what_is_written_is_what_the_reference_reads() -> None:
