@@ -132,9 +132,9 @@ def test_a_rank_that_fell_back_or_all_that_wait(ranks, tmp_path):
 
 
 def test_who_makes_progress_or_rests_is_left_alone(ranks):
-    beats = "\nfor i in range(30):\n    page.beat(f'step {i}')\n    time.sleep(0.1)"
-    workers, board, logs = ranks(beats, "page.rest(); time.sleep(3)")
-    assert supervise(workers, board, Watchdog(board, 1.0, logs)).status == 0
+    beats = "\nfor i in range(30):\n    page.beat(f'step {i}')\n    time.sleep(0.2)"
+    workers, board, logs = ranks(beats, "page.rest(); time.sleep(6)")
+    assert supervise(workers, board, Watchdog(board, 4.0, logs)).status == 0
 
 
 def test_a_machine_that_slept_is_no_rank_that_hangs(monkeypatch, tmp_path):
