@@ -30,6 +30,10 @@ VERBS = {
         "zoo parity A B",
         "whether two runs, of two machines for example, computed the same",
     ),
+    "eval": Verb("eval.command:evaluation", "zoo eval", "how often a policy succeeds in a simulator's tasks"),
+    "eval-env": Verb("eval.environments:command", "zoo eval-env NAME", "build the environment of a simulator"),
+    "eval-merge": Verb("eval.command:merging", "zoo eval-merge A B", "one evaluation from its shards"),
+    "serve": Verb("eval.command:serving", "zoo serve", "serve a policy over a websocket"),
 }
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 from engine.errors import UserError
-from engine.suggest import did_you_mean
 
 VERSION = 1
 FILE = "conventions.json"
@@ -145,6 +144,8 @@ def problems(conventions: Conventions) -> Iterator[str]:
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> Iterator[str]:
     if value not in known:
+        from engine.suggest import did_you_mean  # not in a simulator's environment, which lacks its packages
+
         yield f"{name}={value}: it is one of {', '.join(known)}{did_you_mean(value, known)}"
 
 

@@ -1,0 +1,93 @@
+"""The environments of simulators: `zoo eval-env libero` builds one beside Zooforge's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.errors import UserError
+from engine.suggest import did_you_mean
+from engine.verbs import read_words
+
+HERE = Path(__file__).parent
+BENCHMARKS = {"libero": "3.12"}  # and the Python that its pins need
+STAMP = "zooforge-requirements"
+VARIABLE = "ZOOFORGE_EVAL_ENVS"
+HELP = """Builds the environment that a benchmark's simulator runs in, apart from Zooforge's own.
+
+Usage: zoo eval-env BENCHMARK
+
+  BENCHMARK   libero
+
+Environments lie in $ZOOFORGE_EVAL_ENVS, else in ~/.cache/zooforge/eval. One that is there and up to date stays."""
+
+
+def command(words: list[str]) -> int:
+    """`zoo eval-env BENCHMARK`."""
+    given = read_words("zoo eval-env", HELP, words)
+    if given is None:
+        return 0
+    if len(given[0]) != 1:
+        raise UserError(f"name one benchmark: {', '.join(BENCHMARKS)}")
+    print(build(given[0][0]))
+    return 0
+
+
+def place(benchmark: str) -> Path:
+    """Where a benchmark's environment lies, if it does. UserError for a benchmark that is not there."""
+    if benchmark not in BENCHMARKS:
+        raise UserError(
+            f"benchmark={benchmark}: there are {', '.join(BENCHMARKS)}{did_you_mean(benchmark, BENCHMARKS)}"
+        )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zooforge" / "eval"
+    return Path(os.environ.get(VARIABLE) or cache) / benchmark
+
+
+def python_of(benchmark: str) -> Path:
+    """The interpreter of a benchmark's environment. UserError if it is not built, or of other requirements."""
+    folder = place(benchmark)
+    if not (folder / STAMP).is_file():
+        raise UserError(f"{benchmark} is not installed; `zoo eval-env {benchmark}` builds its environment")
+    if (folder / STAMP).read_text() != _wanted(benchmark):
+        raise UserError(f"{folder}: built for another version; `zoo eval-env {benchmark}` builds it anew")
+    return folder / "bin" / "python"
+
+
+def build(benchmark: str) -> Path:
+    """Build the environment unless it is there. UserError, with the installer's last words, if it cannot be."""
+    folder = place(benchmark)
+    if (folder / STAMP).is_file() and (folder / STAMP).read_text() == _wanted(benchmark):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    requirements, python = HERE / benchmark / "requirements.txt", folder / "bin" / "python"
+    version = BENCHMARKS[benchmark]
+    if uv := shutil.which("uv"):
+        # Away from this repository, whose own pins are not the simulator's.
+        _run([uv, "venv", "-q", "--no-project", "--python", version, str(folder)], folder.parent)
+        _run([uv, "pip", "install", "-q", "--python", str(python), "-r", str(requirements)], folder.parent)
+    else:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        interpreter = sys.executable if here == version else shutil.which(f"python{version}")
+        if not interpreter:
+            raise UserError(f"{benchmark} needs Python {version}; install it, or uv, which brings it")
+        _run([interpreter, "-m", "venv", str(folder)], folder.parent)
+        _run([str(python), "-m", "pip", "install", "-q", "-r", str(requirements)], folder.parent)
+    (folder / STAMP).write_text(_wanted(benchmark))
+    return folder
+
+
+def _wanted(benchmark: str) -> str:
+    return hashlib.sha256((HERE / benchmark / "requirements.txt").read_bytes()).hexdigest()
+
+
+def _run(words: list[str], where: Path) -> None:
+    done = subprocess.run(words, cwd=where, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise UserError(f"`{' '.join(words[:3])} ...` failed: {said[-1] if said else done.returncode}")
