@@ -14,8 +14,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.verbs import read_words
-from eval import policies
-from eval.libero import protocol as libero
+from eval import policies, presets
 from eval.report import percent, write_report
 from eval.results import Results, merge, rate
 from eval.runner import evaluate
@@ -89,12 +88,11 @@ def serving(words: list[str]) -> int:
     if given is None:
         return 0
     settings = read(ServeSettings, given[0])
-    if settings.benchmark != "libero":
-        raise UserError(f"benchmark={settings.benchmark}: policies without weights speak the conventions of libero")
     if settings.policy is None:
         raise UserError(f"policy is missing; there are {', '.join(policies.POLICIES)}")
     check_settings(settings)
-    chosen = libero.conventions(libero.preset(settings.preset))
+    protocol = presets.benchmark(settings.benchmark)
+    chosen = protocol.conventions(presets.chosen(settings.benchmark, settings.preset))
     policy = policies.make(settings.policy, chosen, cameras=settings.cameras)
     return serve_until_signal(Server(policy, settings, _note))
 

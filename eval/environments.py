@@ -49,6 +49,8 @@ def place(benchmark: str) -> Path:
 
 def python_of(benchmark: str) -> Path:
     """The interpreter of a benchmark's environment. UserError if it is not built, or of other requirements."""
+    if benchmark == "toy":  # it needs nothing
+        return Path(sys.executable)
     folder = place(benchmark)
     if not (folder / STAMP).is_file():
         raise UserError(f"{benchmark} is not installed; `zoo eval-env {benchmark}` builds its environment")
@@ -67,12 +69,15 @@ def build(benchmark: str) -> Path:
         shutil.rmtree(folder)
     requirements, python = HERE / benchmark / "requirements.txt", folder / "bin" / "python"
     version = BENCHMARKS[benchmark]
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if uv := shutil.which("uv"):
         # Away from this repository, whose own pins are not the simulator's.
-        _run([uv, "venv", "-q", "--no-project", "--python", version, str(folder)], folder.parent)
+        _run(
+            [uv, "venv", "-q", "--no-project", "--python", sys.executable if here == version else version, str(folder)],
+            folder.parent,
+        )
         _run([uv, "pip", "install", "-q", "--python", str(python), "-r", str(requirements)], folder.parent)
     else:
-        here = f"{sys.version_info.major}.{sys.version_info.minor}"
         interpreter = sys.executable if here == version else shutil.which(f"python{version}")
         if not interpreter:
             raise UserError(f"{benchmark} needs Python {version}; install it, or uv, which brings it")

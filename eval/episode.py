@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
+from engine.errors import UserError
 from engine.policy.conventions import Conventions, parse
 from eval.client import Client
 from eval.simulator import Observation, Simulator
@@ -68,6 +70,8 @@ def play(
     replan = job.replan or policy.replan
     sees, films = bool(policy.cameras), job.record != "none" and bool(policy.cameras)
     every = max(1, round(benchmark.fps / VIDEO_FPS))
+    if films:
+        _check_video()
     session, prompt = f"{job.task}/{job.episode}", simulator.instruction(job.task)
     seen = simulator.reset(job.task, job.episode, derive_seed(job.seed, "simulator"), sees)
     frames, latencies = [_frame(seen)] if films else [], []
@@ -108,6 +112,12 @@ def play(
 def _frame(seen: Observation) -> np.ndarray:
     """All cameras side by side."""
     return np.concatenate(list(seen.images.values()), axis=1)
+
+
+def _check_video() -> None:
+    """Better before the episode than after it."""
+    if find_spec("av") is None:
+        raise UserError("videos need the package av in the simulator's environment; install it, or set record=none")
 
 
 def write_video(path: Path, frames: list[np.ndarray]) -> None:

@@ -13,17 +13,15 @@ from typing import Any, Optional
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions
-from eval import environments, policies
+from eval import environments, policies, presets
 from eval.check import check_conventions
 from eval.client import Client
 from eval.episode import Job, policy_conventions
-from eval.libero import protocol as libero
 from eval.pool import Lost, Pool
 from eval.results import LINES, SUMMARY, VIDEOS, Results, key_of, write_json
 from eval.server import Background
 from eval.settings import EvalSettings, check_eval, shard_of
 
-DEMONSTRATION = Path(__file__).parent / "libero" / "demonstration.json"
 CHECK, IMAGE = "check.json", "what_the_policy_sees.png"
 
 Report = Callable[[Results, int, int], None]  # of the results so far, episodes of this shard done and planned
@@ -40,7 +38,7 @@ class Plan:
     horizon: int
     seed: int
     resolution: int
-    preset: libero.Preset
+    preset: presets.Preset
     benchmark: Conventions
 
     def jobs(self, folder: Path, done: set[tuple[int, int]]) -> list[Job]:
@@ -65,15 +63,16 @@ class Plan:
 def plan(settings: EvalSettings) -> Plan:
     """UserError, before anything starts, for what cannot be evaluated."""
     check_eval(settings)
-    environments.place(settings.benchmark)
-    preset, suite = libero.preset(settings.preset), str(settings.suite)
-    count = libero.check_suite(suite)
+    protocol, suite = presets.benchmark(settings.benchmark), str(settings.suite)
+    preset, count = presets.chosen(settings.benchmark, settings.preset), presets.tasks_of(settings.benchmark, suite)
     tasks = sorted(set(settings.tasks)) if settings.tasks else list(range(count))
     if wrong := [task for task in tasks if not 0 <= task < count]:
         raise UserError(f"tasks={wrong[0]}: {suite} has the tasks 0 to {count - 1}")
     trials = settings.trials or preset.trials
-    if trials > libero.INITIAL_STATES:
-        raise UserError(f"trials={trials}: LIBERO has {libero.INITIAL_STATES} initial states of each task")
+    if trials > protocol.INITIAL_STATES:
+        raise UserError(
+            f"trials={trials}: {settings.benchmark} has {protocol.INITIAL_STATES} initial states of each task"
+        )
     resolution = settings.resolution or preset.resolution
     seed = preset.seed if settings.seed is None else settings.seed
     return Plan(
@@ -85,7 +84,7 @@ def plan(settings: EvalSettings) -> Plan:
         seed,
         resolution,
         preset,
-        libero.conventions(preset, resolution),
+        protocol.conventions(preset, resolution),
     )
 
 
@@ -127,12 +126,14 @@ def evaluate(
     Episodes that finished stay finished, whatever ends the run. UserError for a user's mistakes.
     """
     made = plan(settings)
+    if settings.server is None:
+        policy = policy or policies.make(str(settings.policy), made.benchmark, cameras=settings.cameras)
     python = settings.python or str(environments.python_of(settings.benchmark))
     with ExitStack() as stack:
         address, token = settings.server, settings.token
         if address is None:
-            acting = policy or policies.make(str(settings.policy), made.benchmark, cameras=settings.cameras)
-            address, token = stack.enter_context(Background(acting)).address, None
+            assert policy is not None
+            address, token = stack.enter_context(Background(policy)).address, None
         with Client(address, token) as client:
             name = str(client.metadata.get("policy", "unnamed"))
             conventions = policy_conventions(client, made.benchmark)
@@ -156,7 +157,7 @@ def evaluate(
                 settings.workers,
                 settings.retries,
                 settings.stall_s,
-                {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend},
+                {"MUJOCO_GL": backend},
                 note,
             )
         )
@@ -166,7 +167,7 @@ def evaluate(
             report(results, planned - len(jobs) + sum(job.key in results.lines for job in jobs), planned)
 
         try:
-            if jobs and settings.check:
+            if jobs and settings.check and presets.benchmark(settings.benchmark).DEMONSTRATION:
                 replay_demonstration(pool, made, conventions, folder, note)
             if jobs:
                 pool.run(jobs, done)
@@ -181,7 +182,7 @@ def evaluate(
 def _setup(made: Plan, policy: Conventions, suite: Optional[str] = None) -> dict[str, Any]:
     wanted = {camera.name for camera in policy.cameras}
     return dataclasses.asdict(
-        libero.Setup(
+        presets.Setup(
             suite or made.suite,
             {name: sensor for name, sensor in made.preset.cameras.items() if name in wanted},
             made.resolution,
@@ -197,7 +198,7 @@ def replay_demonstration(
 ) -> None:
     """A recorded demonstration must succeed through the adapter. UserError if it does not."""
     started = time.time()
-    recorded = json.loads(DEMONSTRATION.read_bytes())
+    recorded = json.loads(presets.benchmark(made.settings.benchmark).DEMONSTRATION.read_bytes())
     opening = pool.opening
     pool.opening = opening | {"setup": _setup(made, policy, recorded["suite"])}
     try:

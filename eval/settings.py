@@ -19,7 +19,7 @@ T = TypeVar("T")
 class EvalSettings:
     """An evaluation."""
 
-    benchmark: str = "libero"
+    benchmark: str = "libero"  # libero | toy (a point on a plane, which needs no simulator)
     suite: Optional[str] = None  # several: suite=a,b
     preset: str = "openpi"  # whose protocol: trials, horizons, replan interval, seed, cameras
     policy: Optional[str] = None  # one without weights, served here: zero | libero_expert

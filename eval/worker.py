@@ -19,7 +19,7 @@ from engine.policy.conventions import Conventions, parse
 from eval.client import Client, ServerGone
 from eval.episode import job_from, play, policy_conventions
 
-SIMULATORS = {"libero": "eval.libero.simulator:Libero"}
+SIMULATORS = {"libero": "eval.libero.simulator:Libero", "toy": "eval.toy.simulator:Toy"}
 PULSE_S = 1.0
 
 

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from pathlib import Path
 
-from engine.errors import UserError
 from engine.policy.conventions import Camera, Conventions, Gripper, Space
-from engine.suggest import did_you_mean
+from eval.presets import Preset
 
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 INITIAL_STATES = 50  # of every task
+DEMONSTRATION = Path(__file__).parent / "demonstration.json"  # of the scripted expert
 FPS = 20.0
 AGENT, WRIST = "agentview", "robot0_eye_in_hand"
 ACTION = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
 STATE = ("x", "y", "z", "rx", "ry", "rz", "finger_left", "finger_right")
-
-
-@dataclass(frozen=True)
-class Preset:
-    """The choices of one group; `horizons` are actions of an episode, after the settling ones."""
-
-    source: str
-    cameras: dict[str, str]  # a policy's name for each camera of the simulator
-    horizons: dict[str, int]
-    trials: int
-    replan: int
-    seed: int = 7
-    settle: int = 10
-    flip: str = "horizontal"  # the renderer's upside-down image turned by 180 degrees: upright, but mirrored
-    resolution: int = 256
+TURNED = "horizontal"  # the renderer's upside-down image turned by 180 degrees: upright, but mirrored
 
 
 def _horizons(spatial: int, objects: int, goal: int, ten: int, ninety: int) -> dict[str, int]:
@@ -38,7 +24,7 @@ def _horizons(spatial: int, objects: int, goal: int, ten: int, ninety: int) -> d
 OPENPI_CAMERAS = {"image": AGENT, "wrist_image": WRIST}
 PRESETS = {
     "openpi": Preset(
-        "openpi, examples/libero", OPENPI_CAMERAS, _horizons(220, 280, 300, 520, 400), trials=50, replan=5
+        "openpi, examples/libero", OPENPI_CAMERAS, _horizons(220, 280, 300, 520, 400), trials=50, replan=5, flip=TURNED
     ),
     "lerobot": Preset(
         "lerobot 0.6, lerobot-eval",
@@ -47,25 +33,17 @@ PRESETS = {
         trials=10,
         replan=10,
         seed=1000,
+        flip=TURNED,
     ),
     "groot": Preset(
-        "NVIDIA Isaac-GR00T, LIBERO", OPENPI_CAMERAS, _horizons(720, 720, 720, 720, 720), trials=20, replan=8
+        "NVIDIA Isaac-GR00T, LIBERO",
+        OPENPI_CAMERAS,
+        _horizons(720, 720, 720, 720, 720),
+        trials=20,
+        replan=8,
+        flip=TURNED,
     ),
 }
-
-
-def preset(name: str) -> Preset:
-    """A protocol by name; UserError for one that is not there."""
-    if name not in PRESETS:
-        raise UserError(f"preset={name}: the presets of libero are {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
-
-
-def check_suite(name: str) -> int:
-    """The tasks of a suite; UserError for one that LIBERO lacks."""
-    if name not in SUITES:
-        raise UserError(f"suite={name}: LIBERO has {', '.join(SUITES)}{did_you_mean(name, SUITES)}")
-    return SUITES[name]
 
 
 def conventions(chosen: Preset, resolution: int | None = None) -> Conventions:
@@ -84,15 +62,3 @@ def conventions(chosen: Preset, resolution: int | None = None) -> Conventions:
         control="delta",
         fps=FPS,
     )
-
-
-@dataclass
-class Setup:
-    """What a worker needs to know to play LIBERO."""
-
-    suite: str
-    cameras: dict[str, str] = field(default_factory=dict)  # those that are looked at
-    resolution: int = 256
-    settle: int = 10
-    flip: str = "horizontal"
-    multisampling: bool = False

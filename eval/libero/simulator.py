@@ -22,7 +22,7 @@ class Libero:
     """A suite of LIBERO, one task open at a time (opening one takes seconds)."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        """`setup` as `eval.libero.protocol.Setup`. UserError without the package, the suite or a GL backend."""
+        """`setup` as `eval.presets.Setup`. UserError without the package, the suite or a GL backend."""
         self.setup = setup
         self._task: Optional[int] = None
         self._env: Any = None
