@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import NoReturn, Optional
 
 from engine.errors import UserError
@@ -18,8 +19,10 @@ class Verb:
     run: str  # module:function
     usage: str
     about: str
+    packages: tuple[str, ...] = ()  # of the extra `eval`, which it needs
 
 
+WIRE = ("msgpack", "websockets")
 VERBS = {
     "list": Verb("engine.catalogue:catalogue", "zoo list", "the families, their sizes, tasks, backends and references"),
     "doctor": Verb(
@@ -30,10 +33,10 @@ VERBS = {
         "zoo parity A B",
         "whether two runs, of two machines for example, computed the same",
     ),
-    "eval": Verb("eval.command:evaluation", "zoo eval", "how often a policy succeeds in a simulator's tasks"),
+    "eval": Verb("eval.command:evaluation", "zoo eval", "how often a policy succeeds in a simulator's tasks", WIRE),
     "eval-env": Verb("eval.environments:command", "zoo eval-env NAME", "build the environment of a simulator"),
-    "eval-merge": Verb("eval.command:merging", "zoo eval-merge A B", "one evaluation from its shards"),
-    "serve": Verb("eval.command:serving", "zoo serve", "serve a policy over a websocket"),
+    "eval-merge": Verb("eval.command:merging", "zoo eval-merge A B", "one evaluation from its shards", WIRE),
+    "serve": Verb("eval.command:serving", "zoo serve", "serve a policy over a websocket", WIRE),
 }
 
 
@@ -60,7 +63,10 @@ def read_words(prog: str, text: str, words: list[str]) -> Optional[tuple[list[st
 
 def run_verb(name: str, words: list[str]) -> int:
     """The exit status of a verb's command."""
-    return load_dotted(VERBS[name].run)(words)
+    verb = VERBS[name]
+    if missing := [package for package in verb.packages if find_spec(package) is None]:
+        raise UserError(f"zoo {name} needs {' and '.join(missing)}: install the extra `eval`")
+    return load_dotted(verb.run)(words)
 
 
 def check_word(word: str) -> None:

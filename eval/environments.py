@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -62,9 +63,15 @@ def python_of(benchmark: str) -> Path:
 def build(benchmark: str) -> Path:
     """Build the environment unless it is there. UserError, with the installer's last words, if it cannot be."""
     folder = place(benchmark)
-    if (folder / STAMP).is_file() and (folder / STAMP).read_text() == _wanted(benchmark):
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another may be building the same
+        if not (folder / STAMP).is_file() or (folder / STAMP).read_text() != _wanted(benchmark):
+            _build(benchmark, folder)
+    return folder
+
+
+def _build(benchmark: str, folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     requirements, python = HERE / benchmark / "requirements.txt", folder / "bin" / "python"
@@ -84,7 +91,6 @@ def build(benchmark: str) -> Path:
         _run([interpreter, "-m", "venv", str(folder)], folder.parent)
         _run([str(python), "-m", "pip", "install", "-q", "-r", str(requirements)], folder.parent)
     (folder / STAMP).write_text(_wanted(benchmark))
-    return folder
 
 
 def _wanted(benchmark: str) -> str:
