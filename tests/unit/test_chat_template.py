@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,14 @@ def test_a_mask_of_nothing_and_of_a_span_without_tokens(tmp_path: Path) -> None:
     rendered = renderer(tmp_path, template)(parse(CONVERSATIONS[0], "messages"))
     sample = tokenise(rendered, load_tokenizer(tmp_path))
     assert not sample.supervised.any() and isinstance(sample.tokens, np.ndarray)
+
+
+def test_two_renderers_in_two_threads(tmp_path: Path) -> None:
+    """Training and validation data render at the same time."""
+    render = renderer(tmp_path, MARKED)
+    twin = Renderer(find_templates(tmp_path), special_tokens(tmp_path), SPECIAL)
+    conversation = parse(CONVERSATIONS[0], "messages")
+    alone = render(conversation)
+    with ThreadPoolExecutor(4) as pool:
+        both = list(pool.map(lambda i: (render, twin)[i % 2](conversation), range(400)))
+    assert all(one == alone for one in both)

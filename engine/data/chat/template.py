@@ -76,6 +76,10 @@ def _json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+# transformers keeps the marks of a template in one place for all threads and renderers of a process.
+_TRANSFORMERS = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Rendered:
     """A conversation as text, and the characters that are learned."""
@@ -102,7 +106,6 @@ class Renderer:
     ):
         self._templates, self._special, self._ends = templates, special, ends
         self._everything, self._turns = train_on_prompt, turns
-        self._lock = threading.Lock()  # transformers keeps a template's marks in one place for all threads
 
     def __call__(self, conversation: Conversation) -> Rendered:
         """Raises BadSample for a conversation that the template refuses, or whose turns cannot be told apart in it."""
@@ -140,7 +143,7 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            with self._lock:
+            with _TRANSFORMERS:
                 texts, found = render_jinja_template(
                     [messages],
                     tools=tools,
