@@ -44,8 +44,8 @@ def decide(run: Run) -> Run:
     layers, weight = run.model.mtp_layers, run.mtp.loss_weight
     if layers is None:
         fresh = run.model.weights is None and run.checkpoint.resume is None
-        wanted = trainable and fresh and run.backend == "megatron" and weight != 0
-        layers = run.model.published_mtp_layers() if wanted else 0
+        # Weights that hold such layers say so themselves; from scratch they come with a weight that is asked for.
+        layers = run.model.published_mtp_layers() if trainable and fresh and run.backend == "megatron" and weight else 0
     adapts = run.job.name == "train" and run.task.name == "lora"
     if adapts or (run.job.name in ("forward", "sample") and not weight):
         layers = 0  # nothing there uses or saves them

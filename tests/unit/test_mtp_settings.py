@@ -30,12 +30,13 @@ def test_layers_and_weight(words: list[str], layers: int, weight: float) -> None
     assert (run.model.mtp_layers, run.mtp.loss_weight) == (layers, weight)
 
 
-def test_a_published_number_is_trained_from_scratch_where_it_can_be() -> None:
-    run = run_of(family="deepseek_v3")
-    assert (run.model.mtp_layers, run.mtp.loss_weight) == (1, 0.1)
-    assert run_of("backend=native", family="deepseek_v3").model.mtp_layers == 0
+def test_a_published_number_is_trained_from_scratch_where_it_is_asked_for() -> None:
+    run = run_of("mtp.loss_weight=0.3", family="deepseek_v3")
+    assert (run.model.mtp_layers, run.mtp.loss_weight) == (1, 0.3)
+    assert run_of(family="deepseek_v3").model.mtp_layers == 0
     assert run_of("mtp.loss_weight=0", family="deepseek_v3").model.mtp_layers == 0
-    assert run_of(family="kimi_k2").model.mtp_layers == 0
+    with pytest.raises(UserError, match="kimi_k2 tiny has no layers"):
+        run_of("mtp.loss_weight=0.3", family="kimi_k2")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_refusals(words: list[str], line: str) -> None:
 def test_deepseeks_published_layer() -> None:
     """DeepSeek-V3, README_WEIGHTS: 11.5 B parameters of its own, embeddings and head shared with the model."""
     family = load_family("deepseek_v3")
-    config = run_of("model=671b", family="deepseek_v3").model
+    config = run_of("model=671b", "mtp.loss_weight=0.1", family="deepseek_v3").model
     weights = load_dotted(family.weights)(config)
     count = sum(math.prod(weights.published[name]) for name in weights.predictors)
     assert count == pytest.approx(11.5e9, rel=0.01)
