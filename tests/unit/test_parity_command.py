@@ -180,6 +180,9 @@ def test_a_command_says_how_it_stands(tmp_path, capsys):
     assert parity([str(a), str(b), "--json"]) == 0  # either in bf16: its limits
     report = json.loads(capsys.readouterr().out)
     assert report["within"] and report["limits"] == "bf16" and report["checks"][0]["name"] == "logits"
+    config["precision"]["name"], config["model"]["eos_token_id"] = "fp32", None
+    resumed = {**config, "model": {**config["model"], "eos_token_id": 0}}  # as a checkpoint says it
+    assert parity([str(stored(tmp_path, n, outputs(), **c)) for n, c in (("e", config), ("f", resumed))]) == 0
     alone = shutil.copy(a / "outputs.safetensors", tmp_path / "from_the_card.safetensors")
     assert parity([str(a), str(alone)]) == 0
 
