@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.chat.records import FORMATS
-from engine.data.sources import CHAT, SOURCES, refuse
+from engine.data.sources import CHAT, LEROBOT, SOURCES, refuse
 from engine.errors import UserError
 from engine.schema import Data
 from engine.suggest import did_you_mean
@@ -62,6 +62,10 @@ def sources(data: Data) -> list[Source]:
             "data=mixture needs data.mixture, for example [{name: a, kind: text, path: DIR, weight: 3}, ...]"
         )
     found, problems = _parse(data, "data.mixture", data.mixture, data.held_out, weighted=True)
+    kinds = {source.data.name for source in found}
+    if LEROBOT in kinds and len(kinds) > 1:
+        others = ", ".join(sorted(kinds - {LEROBOT}))
+        problems.append(f"data.mixture: kind=lerobot holds demonstrations and cannot be mixed with {others}")
     if not problems:
         shares = turns([source.weight for source in found])
         problems = [
