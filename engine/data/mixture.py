@@ -49,8 +49,17 @@ def about(source: Source) -> Iterator[None]:
 
 def has_chats(data: Data) -> bool:
     """Whether conversations are trained on. True or false also for settings that are no mixture."""
+    return _has(data, CHAT)
+
+
+def has_demonstrations(data: Data) -> bool:
+    """Whether a policy's demonstrations are read. True or false also for settings that are no mixture."""
+    return _has(data, LEROBOT)
+
+
+def _has(data: Data, kind: str) -> bool:
     entries = data.mixture if data.name == "mixture" and isinstance(data.mixture, list) else []
-    return data.name == CHAT or any(isinstance(entry, dict) and entry.get("kind") == CHAT for entry in entries)
+    return data.name == kind or any(isinstance(entry, dict) and entry.get("kind") == kind for entry in entries)
 
 
 def sources(data: Data) -> list[Source]:
