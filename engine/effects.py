@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from engine.data.mixture import has_chats
+from engine.data.mixture import has_chats, has_demonstrations
 from engine.schema import Run
 
 NOT_TRAINING = ("forward", "convert", "prepare", "sample")
@@ -87,6 +87,11 @@ RULES = (
         tuple(f"data.{key}" for key in CHAT_KEYS),
         lambda run: not has_chats(run.data),
         lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
+    ),
+    Rule(
+        ("data.cameras", "data.horizon"),
+        lambda run: not has_demonstrations(run.data),
+        lambda run: f"it is for demonstrations, and this is data={run.data.name}; data=lerobot reads them",
     ),
     Rule(
         ("data.train_turns",),

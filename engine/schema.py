@@ -33,7 +33,7 @@ class Task:
 
 @dataclass
 class Data:
-    name: str = MISSING  # stdlib | text | jsonl | chat | parquet | datasets | webdataset | energon | mixture
+    name: str = MISSING  # stdlib | text | jsonl | chat | parquet | datasets | webdataset | energon | lerobot | mixture
     path: Optional[str] = None  # file, folder or glob; a comma-separated list of them
     field: str = "text"  # what holds the text: JSON key, column, or part of a shard's samples (txt, json:key)
     split: str = "train"  # of datasets folders and Energon datasets that have several
@@ -58,6 +58,8 @@ class Data:
     train_on_prompt: bool = False  # learn whole conversations, not assistant turns alone
     train_turns: str = "all"  # all | last: the assistant turns of a conversation that are learned
     final_tool_calls: bool = False  # a conversation may end with a tool call that has no result
+    cameras: Optional[list[Any]] = None  # lerobot: the cameras to read; None: all
+    horizon: Optional[int] = None  # lerobot: actions of a chunk; None: the model's
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from importlib import import_module
 
 from engine.data.chat.files import check_chats
 from engine.data.formats import RECORDS
@@ -10,6 +11,7 @@ from engine.data.formats.files import check_records
 from engine.data.mixture import about, sources, validation_sets
 from engine.data.sources import (
     CHAT,
+    LEROBOT,
     WIDE,
     BadSample,
     BadSamples,
@@ -59,6 +61,9 @@ def _check_source(data: Data) -> None:
         check_chats(data, CHECKED_BYTES)
         return
     bad = BadSamples(data.max_bad_samples)
+    if data.name == LEROBOT:
+        import_module("engine.data.lerobot.check").check_lerobot(data, bad)
+        return
     if data.name in RECORDS:
         check_records(data, bad)
         return

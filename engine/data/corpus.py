@@ -11,8 +11,9 @@ import numpy as np
 
 from engine.data.files import FileReader, digest, line_bounds, piece_bounds, stamps
 from engine.data.identity import corpus_identity
-from engine.data.sources import CHAT, BadSamples, SourceFile, decode_text, list_files, parse_line
+from engine.data.sources import CHAT, LEROBOT, BadSamples, SourceFile, decode_text, list_files, parse_line
 from engine.data.split import Numbered
+from engine.errors import UserError
 from engine.schema import Data
 
 
@@ -67,6 +68,8 @@ def open_corpus(data: Data, cache: Path, bad: BadSamples | None = None) -> Numbe
     """
     from engine.data.formats import RECORDS, open_records
 
+    if data.name == LEROBOT:
+        raise UserError("data=lerobot holds demonstrations, and a language model reads text or chats")
     if data.name == CHAT:
         from engine.data.chat.corpus import ChatCorpus
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.chat.records import FORMATS
-from engine.data.sources import CHAT, SOURCES, refuse
+from engine.data.sources import CHAT, LEROBOT, SOURCES, refuse
 from engine.errors import UserError
 from engine.schema import Data
 from engine.suggest import did_you_mean
@@ -49,8 +49,17 @@ def about(source: Source) -> Iterator[None]:
 
 def has_chats(data: Data) -> bool:
     """Whether conversations are trained on. True or false also for settings that are no mixture."""
+    return _has(data, CHAT)
+
+
+def has_demonstrations(data: Data) -> bool:
+    """Whether a policy's demonstrations are read. True or false also for settings that are no mixture."""
+    return _has(data, LEROBOT)
+
+
+def _has(data: Data, kind: str) -> bool:
     entries = data.mixture if data.name == "mixture" and isinstance(data.mixture, list) else []
-    return data.name == CHAT or any(isinstance(entry, dict) and entry.get("kind") == CHAT for entry in entries)
+    return data.name == kind or any(isinstance(entry, dict) and entry.get("kind") == kind for entry in entries)
 
 
 def sources(data: Data) -> list[Source]:
@@ -62,6 +71,10 @@ def sources(data: Data) -> list[Source]:
             "data=mixture needs data.mixture, for example [{name: a, kind: text, path: DIR, weight: 3}, ...]"
         )
     found, problems = _parse(data, "data.mixture", data.mixture, data.held_out, weighted=True)
+    kinds = {source.data.name for source in found}
+    if LEROBOT in kinds and len(kinds) > 1:
+        others = ", ".join(sorted(kinds - {LEROBOT}))
+        problems.append(f"data.mixture: kind=lerobot holds demonstrations and cannot be mixed with {others}")
     if not problems:
         shares = turns([source.weight for source in found])
         problems = [

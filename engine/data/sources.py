@@ -20,8 +20,8 @@ from engine.errors import UserError
 from engine.schema import Data
 from engine.words import kind_of
 
-SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon")
-CHAT = "chat"
+SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon", "lerobot")
+CHAT, LEROBOT = "chat", "lerobot"
 JSON_SOURCES = ("jsonl", CHAT)
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = {"jsonl": JSONL_SUFFIXES, "chat": JSONL_SUFFIXES, "parquet": (".parquet", ".pq"), "webdataset": (".tar",)}
@@ -133,6 +133,9 @@ def list_files(data: Data) -> list[SourceFile]:
     if data.name == "datasets":
         _need_path(data)
         return import_module(FOLDERS).datasets_folders(data)
+    if data.name == LEROBOT:
+        _need_path(data)
+        return import_module("engine.data.lerobot.check").lerobot_folders(data)
     for base, identity in _places(data):
         path = Path(base, identity)
         try:
