@@ -48,7 +48,11 @@ def weight_map(config: GroupedConfig) -> WeightMap:
         layers = [routed if here else dense for here in mixture.layers]
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
     names = config.predictor_names()
-    return with_predictors(own, config.mtp_layers, names, layers[config.predictor_layer()], hidden) if names else own
+    return (
+        with_predictors(own, config.mtp_layers, names, layers[config.predictor_layer()], hidden)
+        if names and layers
+        else own
+    )
 
 
 def mixture_parts(hidden: int, mixture: Mixture) -> list[Part]:

@@ -206,5 +206,9 @@ def latent_map(config: LatentConfig) -> WeightMap:
     hidden = config.hidden_size
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
     return with_predictors(
-        own, config.mtp_layers, numbered(config.num_hidden_layers), layers[config.predictor_layer()], hidden
+        own,
+        config.mtp_layers,
+        numbered(config.num_hidden_layers),
+        layers[config.predictor_layer()] if layers else [],
+        hidden,
     )

@@ -115,4 +115,6 @@ def sparse_map(config: SparseConfig) -> WeightMap:
     layers = [common[has] + ([] if follows else parts) for has, follows in zip(sparse, config.follows(), strict=True)]
     hidden, number = config.hidden_size, config.num_hidden_layers
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
-    return with_predictors(own, config.mtp_layers, numbered(number), layers[config.predictor_layer()], hidden)
+    return with_predictors(
+        own, config.mtp_layers, numbered(number), layers[config.predictor_layer()] if layers else [], hidden
+    )

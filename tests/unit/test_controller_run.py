@@ -357,7 +357,7 @@ def test_zoo_lists_families_and_helps(capsys, monkeypatch):
     for words, said in (
         (
             ["qwn3"],
-            "error: 'qwn3' is neither a command of zoo (list, doctor, parity) nor a model family; did you mean qwen3",
+            "eval-merge, serve) nor a model family; did you mean qwen3",
         ),
         (["docter"], "did you mean doctor? (`zoo list` shows the families)"),
         (["list", "x"], "error: zoo list: 'x' is not known"),

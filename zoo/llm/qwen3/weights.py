@@ -29,5 +29,9 @@ def weight_map(config: SharedKeys) -> WeightMap:
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
     # No Qwen3 is published with layers for multi-token prediction; new ones are called as DeepSeek-V3's.
     return with_predictors(
-        own, config.mtp_layers, numbered(config.num_hidden_layers), layers[config.predictor_layer()], hidden
+        own,
+        config.mtp_layers,
+        numbered(config.num_hidden_layers),
+        layers[config.predictor_layer()] if layers else [],
+        hidden,
     )
