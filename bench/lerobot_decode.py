@@ -45,7 +45,7 @@ def write(folder: Path, frames: int, cameras: int, codec: str) -> None:
             sample["observation.state"] = random.normal(size=8).astype(np.float32)
             sample["action"] = random.normal(size=7).astype(np.float32)
             made.add_frame(sample | {"task": "stack the cubes"})
-        made.save_episode()
+        made.save_episode(parallel_encoding=False)
     made.finalize()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -185,8 +186,8 @@ def _write_3(folder: Path, version: str, arrays: Arrays, single: dict, rate: Fra
             rows.append(row)
     (folder / "meta/episodes/chunk-000").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), folder / "meta/episodes/chunk-000/file-000.parquet")
-    tasks = pa.table({"task_index": list(range(len(TASKS))), "task": list(TASKS)})
-    pq.write_table(tasks, folder / "meta/tasks.parquet")
+    tasks = pd.DataFrame({"task_index": range(len(TASKS))}, index=pd.Index(TASKS, name="task"))
+    tasks.to_parquet(folder / "meta/tasks.parquet")
     for paths in single.values():
         for path in paths:
             path.unlink()

@@ -47,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
             images = {camera: random.integers(0, 256, (*size, 3), np.uint8) for camera, size in CAMERAS.items()}
             state, action = (random.normal(size=n).astype(np.float32) for n in (3, 2))
             made.add_frame(images | {"observation.state": state, "action": action, "task": f"task {episode % 3}"})
-        made.save_episode()
+        made.save_episode(parallel_encoding=False)
     made.finalize()
     return folder
 
