@@ -107,6 +107,8 @@ class Ranks:
 
     def _start(self, world: int) -> None:
         assert world <= self._size, f"{world} ranks asked of {self._size}"
+        if not all(process.is_alive() for process, _ in self._members):  # killed between two tasks
+            self.close()
         for rank in range(len(self._members), world):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(rank, theirs), daemon=True)

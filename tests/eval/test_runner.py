@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -105,14 +104,18 @@ def test_failures_have_videos_and_the_report_shows_them(whole: Path) -> None:
     assert all(video in page for video in videos) and "reach goal 1" in page and "66.7% (39.1 to 86.2)" in page
 
 
+def simulators() -> list[psutil.Process]:
+    """The workers of this process's runs; other tests may have children of their own here, rank processes above all."""
+    return [child for child in psutil.Process().children() if "eval.worker" in child.cmdline()]
+
+
 def test_a_killed_simulator_is_replaced_and_its_episode_repeated(whole: Path, tmp_path: Path) -> None:
     killed = threading.Event()
 
     def kill_one(request: Request) -> None:
         if request.session.endswith("1/2") and request.step > 2 and not killed.is_set():
             killed.set()
-            children = psutil.Process().children()
-            next(child for child in children if "eval.worker" in child.cmdline()).kill()
+            simulators()[0].kill()
 
     summary = run(tmp_path, Reach(cameras=True, meanwhile=kill_one), workers=1)
     assert killed.is_set() and summary["repeated"] == 1
@@ -122,7 +125,7 @@ def test_a_killed_simulator_is_replaced_and_its_episode_repeated(whole: Path, tm
 def test_a_simulator_that_always_dies_ends_its_episode_and_is_counted(tmp_path: Path) -> None:
     def kill_all(request: Request) -> None:
         if request.session.endswith("0/1"):
-            for child in psutil.Process().children():
+            for child in simulators():
                 child.kill()
 
     summary = run(tmp_path, Reach(meanwhile=kill_all), workers=1, tasks=[0], trials=3, retries=1)
@@ -137,7 +140,7 @@ def test_a_stalled_simulator_is_replaced(tmp_path: Path) -> None:
     def stop_one(request: Request) -> None:
         if request.step > 0 and not stopped.is_set():
             stopped.set()
-            os.kill(psutil.Process().children()[0].pid, signal.SIGSTOP)
+            simulators()[0].suspend()
 
     summary = run(tmp_path, Reach(meanwhile=stop_one), workers=1, tasks=[0], trials=2, stall_s=10.0)
     assert (summary["successes"], summary["repeated"]) == (2, 1)

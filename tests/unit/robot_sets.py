@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,16 +34,23 @@ class Made:
 def encode(path: Path, frames: int, size: tuple[int, int], seed: int, rate: Fraction, options: dict[str, str]) -> None:
     """A video of moving gradients and noise, in which no two frames look alike."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_encoded(frames, size, seed, rate, tuple(options.items())))
+
+
+@functools.cache  # the encoder does not give the same bytes every time
+def _encoded(frames: int, size: tuple[int, int], seed: int, rate: Fraction, options: tuple) -> bytes:
     random, (height, width) = np.random.default_rng(seed), size
     y, x = np.mgrid[:height, :width]
-    with av.open(str(path), "w") as out:
+    written = io.BytesIO()
+    with av.open(written, "w", format="mp4") as out:
         stream = out.add_stream("libx264", rate=rate)
-        stream.width, stream.height, stream.pix_fmt, stream.options = width, height, "yuv420p", options
+        stream.width, stream.height, stream.pix_fmt, stream.options = width, height, "yuv420p", dict(options)
         for n in range(frames):
             image = np.stack([x * 3 + n * 7, y * 4 + n * 5, x + y + n * 11], -1) % 256
             image[: height // 4] = random.integers(0, 256, (height // 4, width, 3))
             out.mux(stream.encode(av.VideoFrame.from_ndarray(image.astype(np.uint8), "rgb24")))
         out.mux(stream.encode())
+    return written.getvalue()
 
 
 def decode_all(path: Path) -> list[np.ndarray]:
