@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +52,12 @@ def sample_rows(batch: Batch) -> Tensor:
     """The number of each row within the batch, negative for rows that only fill it up."""
     ids = batch.sample_ids or [-1] * batch.tokens_BS.shape[0]
     return torch.tensor([row if sample >= 0 else -1 for row, sample in enumerate(ids)])
+
+
+def token_counts(batches: Sequence[Batch]) -> tuple[int, int]:
+    """Supervised tokens of some micro-batches, and real ones: those of rows that do not only fill a batch up."""
+    real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
+    return sum(b.num_tokens for b in batches), real
 
 
 def rows_to_batch(tokens_BS: Tensor, labels_BS: Tensor, starts_BS: Tensor, sample_ids: list[int]) -> Batch:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from engine.data.ahead import Ahead
 from engine.data.batch import Batch, rows_to_batch
 from engine.data.identity import differing, refusal
 from engine.data.packing import Cursor, Rows
@@ -53,16 +52,12 @@ class TrainData:
         step, places = 0, [(0, Cursor())] * len(streams)
         if state is not None:
             step, places = self._checked(state)
-        self._start(step, places)
+        self._reader = MixedReader(streams, self._turns, places)
+        self._ahead = Ahead(self._batches, step, data.prefetch, "batches")
 
     def next_step(self) -> list[Batch]:
         """This rank's micro-batches of the next step. What goes wrong in the threads is raised here."""
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            self._queue.put(item)  # for whoever asks again
-            raise item
-        self._step += 1
-        return item
+        return self._ahead.next()
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps to go on with `step`: the same on every rank, whatever their number. Plain JSON."""
@@ -80,36 +75,15 @@ class TrainData:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._stop.set()
-        while self._thread.is_alive():
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self._thread.join(0.02)
+        self._ahead.close()
         self._reader.close()
 
-    def _start(self, step: int, places: Sequence[tuple[int, Cursor]]) -> None:
-        self._step = step
-        self._stop = threading.Event()
-        self._queue: queue.Queue[list[Batch] | BaseException] = queue.Queue(max(1, self._data.prefetch))
-        self._reader = MixedReader(self.streams, self._turns, places)
-        work = (step, self._reader, self._queue, self._stop)
-        self._thread = threading.Thread(target=self._produce, args=work, name="batches", daemon=True)
-        self._thread.start()
-
-    def _produce(self, step: int, reader: MixedReader, out: queue.Queue, stop: threading.Event) -> None:
-        try:
-            while not stop.is_set():
-                first = step * self._data.global_batch_size
-                reader.forget_before(first)
-                out.put(self._batches(reader, first + self._rank * self._share))
-                step += 1
-        except BaseException as error:
-            out.put(error)
-
-    def _batches(self, reader: MixedReader, first: int) -> list[Batch]:
-        size, batches = self._data.micro_batch_size, []
+    def _batches(self, step: int) -> list[Batch]:
+        row, size, batches = step * self._data.global_batch_size, self._data.micro_batch_size, []
+        self._reader.forget_before(row)
+        first = row + self._rank * self._share
         for at in range(first, first + self._share, size):
-            rows, sources = reader.read(at, size)
+            rows, sources = self._reader.read(at, size)
             batches.append(to_batch(rows, list(range(at, at + size)), self._pin, sources))
         return batches
 

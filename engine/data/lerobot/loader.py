@@ -6,8 +6,6 @@ k // len in a seeded order of its frames. So one integer is all that resuming ne
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from engine.data.ahead import Ahead
 from engine.data.identity import corpus_identity, differing, mixture_identity, refusal, settings_identity
 from engine.data.lerobot.corpus import Demonstrations, open_demonstrations, union
 from engine.data.lerobot.request import Request, missing, unlike
@@ -71,18 +70,12 @@ class PolicyTrain:
         self._frames = [Frames(order) for order in orders]
         self._reader, self._data, self._identity = reader, data, identity
         self._rank, self._share, self._pin, self._process = rank, data.global_batch_size // ranks, pin_memory, process
-        self._stop, self._queue = threading.Event(), queue.Queue(max(1, data.prefetch))
         step = 0 if state is None else self._checked(state) // data.global_batch_size
-        self._thread = threading.Thread(target=self._produce, args=(step,), name="demonstrations", daemon=True)
-        self._thread.start()
+        self._ahead = Ahead(self._batches, step, data.prefetch, "demonstrations")
 
     def next_step(self) -> list[Any]:
         """This rank's micro-batches of the next step. What goes wrong in the threads is raised here."""
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            self._queue.put(item)  # for whoever asks again
-            raise item
-        return item
+        return self._ahead.next()
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps to go on with `step`: the same on every rank, whatever their number. Plain JSON."""
@@ -95,21 +88,9 @@ class PolicyTrain:
 
     def close(self) -> None:
         """Stop the thread."""
-        self._stop.set()
-        while self._thread.is_alive():
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self._thread.join(0.02)
+        self._ahead.close()
 
-    def _produce(self, step: int) -> None:
-        try:
-            while not self._stop.is_set():
-                self._queue.put(self._step(step))
-                step += 1
-        except BaseException as error:
-            self._queue.put(error)
-
-    def _step(self, step: int) -> list[Any]:
+    def _batches(self, step: int) -> list[Any]:
         first = step * self._data.global_batch_size + self._rank * self._share
         numbers = range(first, first + self._share)
         places = [self._turns.place(number) for number in numbers]
