@@ -15,7 +15,7 @@ from engine.data.loader import build_data
 from engine.freeze import load_run
 from engine.schedule import learning_rate
 from tests import harness
-from tests.parity.test_training import block_mask, move_biases, root, steps_of, training_config, with_words
+from tests.parity.test_training import move_biases, root, steps_of, training_config, with_words
 from tests.ranks import Ranks
 
 __all__ = ["root"]
@@ -99,12 +99,13 @@ def plain_loop(config: Path, case: harness.Case, dense: bool) -> list[tuple[floa
         loads.clear()
         total = divergence = 0.0
         for batch in batches:
-            inputs = {"input_ids": batch.tokens_BS, "position_ids": batch.positions_BS}
-            logits = model(**inputs, attention_mask=block_mask(batch)).logits.flatten(0, 1)
+            logits, own = [], torch.zeros(())
+            for piece in batch.tokens_BS.flatten().split(batch.cu_seqlens.diff().tolist()):  # a document by itself
+                logits.append(model(input_ids=piece[None], use_cache=False).logits[0])
+                own = own + sum(listener.divergence for listener in listeners)
             loss = torch.nn.functional.cross_entropy(
-                logits, batch.labels_BS.flatten(), ignore_index=IGNORE, reduction="sum"
+                torch.cat(logits), batch.labels_BS.flatten(), ignore_index=IGNORE, reduction="sum"
             )
-            own = sum(listener.divergence for listener in listeners)
             (loss / supervised + WEIGHT * own / tokens).backward()
             total, divergence = total + loss.item(), divergence + own.item()
         norm = torch.nn.utils.clip_grad_norm_(learnt, run.optim.clip_grad).item()
@@ -123,8 +124,6 @@ def plain_loop(config: Path, case: harness.Case, dense: bool) -> list[tuple[floa
 @pytest.mark.parametrize("name", CASES)
 def test_steps_equal_a_plain_loop(ranks: Ranks, root: Path, name: str, layout: str, stage: str) -> None:
     case = CASES[name]
-    if case.family == "glm5" and stage == "sparse":
-        pytest.xfail("open: from the second step on the loss is off by 3e-5, the indexers' by 3e-3; cause unknown")
     words = (f"schedule.steps={STEPS}", f"indexer.loss={WEIGHT}", f"indexer.stage={stage}", "moe.aux_loss=0")
     config, world = training_config(root, layout, f"{name}-{layout}-{stage}-indexer", *words, case=case)
     codes = ranks.run(config, world)

@@ -25,13 +25,13 @@ QUICK = ("megatron-tp2_sp", "megatron-tp2_pp2", "native-fsdp2")
 SOME = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]  # parts of what Megatron holds in one matrix
 
 
-def peft_adapter(root: Path, case: harness.Case) -> Path:
+def peft_adapter(root: Path, case: harness.Case, targets: list[str] = SOME) -> Path:
     """An adapter of random values that bite, saved by PEFT itself for the reference's own directory."""
     folder = root / f"adapter-{case}"
     if not folder.exists():
         base = harness.weights_directory(case, root)
         model = _reference_class(case).from_pretrained(base)
-        adapted = get_peft_model(model, LoraConfig(r=3, lora_alpha=7, target_modules=SOME, task_type="CAUSAL_LM"))
+        adapted = get_peft_model(model, LoraConfig(r=3, lora_alpha=7, target_modules=targets, task_type="CAUSAL_LM"))
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():

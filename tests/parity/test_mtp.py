@@ -13,7 +13,7 @@ from tests import harness
 from tests.freezing import freeze
 from tests.parity import mtp_reference
 from tests.parity.test_round_trip import raw, there_and_back
-from tests.parity.test_training import TRAINING, steps_of, with_words
+from tests.parity.test_training import TRAINING, steps_of, with_songs, with_words
 from tests.ranks import Ranks
 
 WEIGHT = 0.3
@@ -38,13 +38,7 @@ def model_of(case: harness.Case) -> mtp_reference.Model:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("mtp")
-    corpus = root / "corpus"
-    corpus.mkdir()
-    for i in range(24):
-        words = " ".join(f"{k % 7} green bottles on wall {k % (i + 2)}." for k in range(4 + 5 * (i % 6)))
-        (corpus / f"song_{i:02d}.txt").write_text(words)
-    return root
+    return with_songs(tmp_path_factory.mktemp("mtp"))
 
 
 def directory(case: harness.Case, root: Path, copies: bool = False) -> Path:

@@ -46,7 +46,11 @@ TRAINING = (
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small corpus: sentences of unequal lengths that can be learnt within ten steps."""
-    root = tmp_path_factory.mktemp("training")
+    return with_songs(tmp_path_factory.mktemp("training"))
+
+
+def with_songs(root: Path) -> Path:
+    """The folder, with the corpus in it."""
     corpus = root / "corpus"
     corpus.mkdir()
     for i in range(24):
@@ -116,8 +120,10 @@ def block_mask(batch: Batch, window: int | None = None) -> torch.Tensor:
 
 
 def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, S, V]; of a model with recurrent layers, which no mask keeps apart, for each document alone."""
-    if any(hasattr(module, "A_log") for module in model.modules()):
+    """[B, S, V]; for each document alone where no mask keeps them apart in the reference: of models with recurrent
+    layers, or with indexers.
+    """
+    if any(hasattr(module, "A_log") or hasattr(module, "indexer") for module in model.modules()):
         pieces = batch.tokens_BS.flatten().split(batch.cu_seqlens.diff().tolist())
         whole = torch.cat([model(input_ids=piece[None], use_cache=False).logits[0] for piece in pieces])
         return whole.unflatten(0, batch.tokens_BS.shape)
@@ -196,7 +202,8 @@ def plain_steps(run: Run, model: torch.nn.Module, case: harness.Case) -> tuple[l
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, run.optim.lr, run.schedule)
         optimizer.step()
-        move_biases(model, loads, run.moe.bias_update_rate)
+        if run.task.name != "lora":  # adapters leave a model's own weights, and biases, as they are
+            move_biases(model, loads, run.moe.bias_update_rate)
     return losses, norms
 
 
