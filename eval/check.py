@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions, Gripper, differences
+from eval import protocol
 from eval.conversions import SIZES
 from eval.episode import derive_seed
 from eval.simulator import Observation, Simulator
@@ -97,6 +98,6 @@ def _save_image(path: Path, translator: Translator, seen: Observation) -> None:
     message = translator.observation(seen, "", None)
     shown = []
     for camera in translator.policy.cameras:
-        pixels = message[f"observation/{camera.name}"]
+        pixels = message[protocol.image_key(camera.name)]
         shown.append(np.moveaxis(pixels, 0, -1) if camera.layout == "CHW" else pixels)
     Image.fromarray(np.concatenate(shown, axis=1)).save(path)

@@ -12,13 +12,12 @@ from engine.checkpoint.card import CONFIG, Card
 from engine.checkpoint.headers import read_folder
 from engine.checkpoint.index import load_index
 from engine.checkpoint.paths import is_checkpoint
-from engine.checkpoint.quantised import CONFIG_KEY, FP8_BLOCK
+from engine.checkpoint.quantised import CONFIG_KEY, FP8_BLOCK, FP8_DTYPE
 from engine.errors import UserError
 from engine.family import Family, load_family
 from engine.lora.adapter import base_of, is_adapter
 from engine.schema import Run
 
-FP8_DTYPE = "F8_E4M3"
 SCALE = "_scale_inv"
 LINEAR = re.compile(r".*\blayers\.\d+\..*\.(\w+)\.weight")
 

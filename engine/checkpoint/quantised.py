@@ -21,6 +21,7 @@ from typing import Any
 from engine.checkpoint.headers import Shape, TensorInfo
 
 FP8_BLOCK = (128, 128)
+FP8_DTYPE = "F8_E4M3"  # as safetensors says it
 FP8, MXFP4, INT4 = "fp8", "mxfp4", "int4"
 CONFIG_KEY = "quantization_config"
 NIBBLES = 8  # of an int32
@@ -40,7 +41,7 @@ class Quantised:
 
 def dtype_of(one: Quantised) -> str:
     """What the matrix counts as: a format that can be exported again, or what it is without."""
-    return "F8_E4M3" if one.kind == FP8 else "BF16"
+    return FP8_DTYPE if one.kind == FP8 else "BF16"
 
 
 def unsupported(config: Any) -> str | None:
@@ -96,7 +97,7 @@ def find(infos: Mapping[str, TensorInfo], config: Mapping[str, Any] | None = Non
     block = tuple((config or {}).get("weight_block_size") or FP8_BLOCK)
     found = {}
     for name, info in infos.items():
-        if info.dtype == "F8_E4M3" and len(info.shape) == 2 and f"{name}_scale_inv" in infos:
+        if info.dtype == FP8_DTYPE and len(info.shape) == 2 and f"{name}_scale_inv" in infos:
             found[name] = Quantised(FP8, name, f"{name}_scale_inv", info.shape, (block[0], block[1]))
         elif (
             name.endswith("_blocks")

@@ -121,4 +121,4 @@ def weight_map(config: DeltaNetConfig) -> WeightMap:
         for linear, experts in zip(config.linear(), has, strict=True)
     ]
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
-    return with_predictors(own, config.mtp_layers, QWEN, layers[config.predictor_layer()] if layers else [], hidden)
+    return with_predictors(own, config, QWEN, layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.checkpoint.weight_map import WeightMap
 from engine.llm.config import DecoderConfig
@@ -35,6 +36,29 @@ class GroupedConfig(DecoderConfig):
         return None
 
 
+class QwenWindows:
+    """`windows()` of the published keys `use_sliding_window`, `sliding_window` and, where there is one,
+    `max_window_layers`.
+    """
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has a window where the model uses them."""
+        return layer >= getattr(self, "max_window_layers", 0)
+
+    def windows(self: Any) -> tuple[int | None, ...]:
+        """See `DecoderConfig.windows`."""
+        size = self.sliding_window if self.use_sliding_window else None
+        return tuple(size if self.has_window(layer) else None for layer in range(self.num_hidden_layers))
+
+
+def stepped_layers(config: Any) -> tuple[bool, ...]:
+    """Which layers have experts by Qwen's keys: every `decoder_sparse_step`-th, but for `mlp_only_layers`."""
+    return tuple(
+        (layer + 1) % config.decoder_sparse_step == 0 and layer not in config.mlp_only_layers
+        for layer in range(config.num_hidden_layers)
+    )
+
+
 def weight_map(config: GroupedConfig) -> WeightMap:
     """The weight map of one configuration, under the names of Llama; experts and a shared one have Qwen2-MoE's."""
     hidden, mixture, has = config.hidden_size, config.mixture(), config.switches()
@@ -48,11 +72,7 @@ def weight_map(config: GroupedConfig) -> WeightMap:
         layers = [routed if here else dense for here in mixture.layers]
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
     names = config.predictor_names()
-    return (
-        with_predictors(own, config.mtp_layers, names, layers[config.predictor_layer()], hidden)
-        if names and layers
-        else own
-    )
+    return with_predictors(own, config, names, layers) if names else own
 
 
 def mixture_parts(hidden: int, mixture: Mixture) -> list[Part]:

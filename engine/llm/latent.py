@@ -205,10 +205,4 @@ def latent_map(config: LatentConfig) -> WeightMap:
     layers = [routed if has else dense for has in mixture.layers] if mixture else [dense] * config.num_hidden_layers
     hidden = config.hidden_size
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
-    return with_predictors(
-        own,
-        config.mtp_layers,
-        numbered(config.num_hidden_layers),
-        layers[config.predictor_layer()] if layers else [],
-        hidden,
-    )
+    return with_predictors(own, config, numbered(config.num_hidden_layers), layers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.checkpoint.weight_map import Rows, Rule, WeightMap
 from engine.errors import UserError
+from engine.llm.config import DecoderConfig
 from engine.llm.parts import Part, matrix
 
 PREDICTOR = "predictors.{i}."
@@ -68,22 +69,25 @@ MIMO_V2 = PredictorNames(
 
 def with_predictors(
     weight_map: WeightMap,
-    count: int | None,
+    config: DecoderConfig,
     names: PredictorNames,
-    layer: Sequence[Part],
-    hidden: int,
+    layers: Sequence[Sequence[Part]],
     *,
     embedding: str = "model.embed_tokens.weight",
     head: str = "lm_head.weight",
 ) -> WeightMap:
-    """The weight map with `count` such layers, each with the parts of a `layer` of the decoder.
+    """The weight map with `config.mtp_layers` such layers, each with the parts of the decoder's `predictor_layer()`.
 
     UserError for more than the names can tell apart.
     """
-    count = count or 0
+    count = config.mtp_layers or 0
+    if not count:
+        return weight_map
     if names.most is not None and count > names.most:
         raise UserError(f"model.mtp_layers={count}: this family has names for {names.most} at most")
-    own = [(names.layer, "layer.", part) for part in layer] + [("", "", part) for part in _besides(names, hidden)]
+    layer = layers[config.predictor_layer()] if layers else ()  # a model without layers is refused elsewhere
+    own = [(names.layer, "layer.", part) for part in layer]
+    own += [("", "", part) for part in _besides(names, config.hidden_size)]
     tensors, buffers, unlearned = {}, set(weight_map.buffers), set(weight_map.unlearned)
     aliases, rules = dict(weight_map.aliases), {}
     copies = {names.embedding: embedding, names.head: weight_map.aliases.get(head, head)}

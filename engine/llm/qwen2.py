@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
 from engine.llm import check as shared
-from engine.llm.grouped import GroupedConfig, Switches
+from engine.llm.grouped import GroupedConfig, QwenWindows, Switches, stepped_layers
 from engine.moe.mixture import Mixture
 
 
 @dataclass
-class SharedKeys(GroupedConfig):
+class SharedKeys(QwenWindows, GroupedConfig):
     """Keys of a published `config.json` that dense and MoE models have, under their published names."""
 
     vocab_size: int = 151936
@@ -28,14 +28,6 @@ class SharedKeys(GroupedConfig):
 
     def switches(self) -> Switches:
         return Switches(qkv_bias=True)
-
-    def has_window(self, layer: int) -> bool:
-        """Whether a layer has a window where the model uses them."""
-        return layer >= self.max_window_layers
-
-    def windows(self) -> tuple[Optional[int], ...]:
-        size = self.sliding_window if self.use_sliding_window else None
-        return tuple(size if self.has_window(layer) else None for layer in range(self.num_hidden_layers))
 
 
 @dataclass
@@ -78,12 +70,11 @@ class Qwen2MoeConfig(SharedKeys):
 
     def mixture(self) -> Mixture:
         """The experts, in the layers that the reference gives some."""
-        sparse = [(layer + 1) % self.decoder_sparse_step == 0 for layer in range(self.num_hidden_layers)]
         return Mixture(
             experts=self.num_experts,
             topk=self.num_experts_per_tok,
             ffn_hidden_size=self.moe_intermediate_size,
-            layers=tuple(has and layer not in self.mlp_only_layers for layer, has in enumerate(sparse)),
+            layers=stepped_layers(self),
             normalised=self.norm_topk_prob,
             shared_ffn_hidden_size=self.shared_expert_intermediate_size,
             shared_gate=True,

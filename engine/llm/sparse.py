@@ -113,8 +113,6 @@ def sparse_map(config: SparseConfig) -> WeightMap:
     common = {has: latent.layer_parts(config, has) for has in set(sparse)}
     parts = indexer(config.hidden_size, config.q_lora_rank, config.index_n_heads, config.index_head_dim)
     layers = [common[has] + ([] if follows else parts) for has, follows in zip(sparse, config.follows(), strict=True)]
-    hidden, number = config.hidden_size, config.num_hidden_layers
+    hidden = config.hidden_size
     own = decoder_map(layers, vocab_size=config.vocab_size, hidden=hidden, tied=config.tie_word_embeddings)
-    return with_predictors(
-        own, config.mtp_layers, numbered(number), layers[config.predictor_layer()] if layers else [], hidden
-    )
+    return with_predictors(own, config, numbered(config.num_hidden_layers), layers)

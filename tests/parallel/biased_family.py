@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from zoo.qwen3.config import Qwen3MoeConfig
-from zoo.qwen3.weights import weight_map as qwen3_weight_map
 
 from engine import schema
 from engine.backends.base import TRAINED, TensorSource
@@ -25,6 +24,7 @@ from engine.checkpoint.weight_map import Rule, WeightMap
 from engine.comm import Comm
 from engine.data.batch import IGNORE
 from engine.family import Family
+from engine.llm.grouped import weight_map as qwen3_weight_map
 from engine.llm.parts import correction_bias
 from engine.moe.mixture import Mixture
 from tests.parallel.megatron_ranks import DECAY, LR, TINY, Published, Source, micro_batches
@@ -97,7 +97,7 @@ FAMILY = Family(
     reference="tests.parallel.biased_family:Reference",
     reference_config="transformers:Qwen3MoeConfig",
     weights="tests.parallel.biased_family:weight_map",
-    megatron="zoo.qwen3.model:build",
+    megatron="engine.backends.megatron.decoder:grouped_query",
     tasks=("pretrain", "lora"),
 )
 

@@ -86,7 +86,7 @@ class Values:
 
 def first_values(model: Qwen3Config = MODEL) -> Values:
     """Random weights with norms that bite."""
-    from zoo.qwen3.weights import weight_map
+    from engine.llm.grouped import weight_map
 
     generator = torch.Generator().manual_seed(7)
     tensors = {}

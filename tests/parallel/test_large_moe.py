@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from zoo.qwen3.weights import weight_map
 
 from engine.backends.base import Slice
 from engine.checkpoint.agree import Alone
 from engine.checkpoint.headers import INDEX
 from engine.checkpoint.sharded import save_sharded
 from engine.freeze import load_run
+from engine.llm.grouped import weight_map
 from tests.freezing import freeze
 from tests.parallel import fake_ranks
 from tests.ranks import Ranks

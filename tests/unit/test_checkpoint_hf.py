@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from zoo.qwen3.config import Qwen3Config
-from zoo.qwen3.weights import weight_map
 
 from engine.architecture import find_weights
 from engine.backends.base import Slice
@@ -26,6 +25,7 @@ from engine.checkpoint.sources import HFSource, open_weights
 from engine.checkpoint.tensor_file import TensorFile
 from engine.errors import UserError
 from engine.family import load_family
+from engine.llm.grouped import weight_map
 from engine.schema import Precision, Run, Task, TrainJob
 from tests.unit.test_checkpoint_sharded import bits, cut, on_ranks, tiles
 from tests.unit.test_checkpoint_sources import random_weights, tiny, write_hf

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zoo.qwen3.config import Qwen3Config
-from zoo.qwen3.weights import weight_map
 
 from engine.checkpoint.agree import Alone
 from engine.checkpoint.card import Card
@@ -18,6 +17,7 @@ from engine.checkpoint.sharded import save_sharded
 from engine.checkpoint.sources import HFSource, InitSource, open_weights
 from engine.errors import UserError
 from engine.family import load_family
+from engine.llm.grouped import weight_map
 from tests.unit.test_checkpoint_sharded import bits, rows
 
 

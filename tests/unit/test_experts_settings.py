@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zoo.qwen3.weights import weight_map
 
 from engine.checkpoint.headers import by_layer
 from engine.cli import prepare
 from engine.errors import UserError
+from engine.llm.grouped import weight_map
 from engine.metrics.flops import active_share, matmul_parameters
 from engine.moe.balance import Coefficients, balancing_sum, z_sum
 from engine.moe.capacity import capacity, keep

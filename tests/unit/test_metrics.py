@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from zoo.qwen3.config import Qwen3Config
-from zoo.qwen3.weights import weight_map
 
 from engine.errors import UserError
+from engine.llm.grouped import weight_map
 from engine.metrics import text
 from engine.metrics.flops import Peak, flops_per_token, matmul_parameters, peak_of
 from engine.metrics.meter import TIMING_FIELDS, Meter

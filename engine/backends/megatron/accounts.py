@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.backends.megatron.context_parallel import all_tokens
 from engine.backends.megatron.experts import routers
 from engine.backends.megatron.router import Router
-from engine.data.batch import Batch, sample_rows
+from engine.data.batch import Batch, token_counts
 from engine.moe.balance import Coefficients, published_aux_loss, step_losses
 from engine.moe.bias import update
 from engine.moe.load import summary
@@ -44,8 +44,7 @@ class Accounts:
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """Before a step: how many supervised tokens there are for each real one. Collective."""
-        real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
-        totals = torch.tensor([sum(b.num_tokens for b in batches), real], dtype=torch.float64, device=self._device)
+        totals = torch.tensor(token_counts(batches), dtype=torch.float64, device=self._device)
         dist.all_reduce(totals)  # ranks of one replica count the same, which leaves the ratio as it is
         supervised, self._tokens = totals.tolist()
         for router in self._routers:

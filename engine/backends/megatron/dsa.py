@@ -26,7 +26,7 @@ from engine.backends.megatron.context_parallel import Gathered, all_tokens
 from engine.backends.megatron.mla import Latent, LatentAttention, ReplicatedLinear, rotate
 from engine.backends.megatron.spec import SpecProvider
 from engine.checkpoint.weight_map import WeightMap
-from engine.data.batch import Batch, sample_rows
+from engine.data.batch import Batch, token_counts
 from hardware.kernels.registry import Choice
 from hardware.kernels.sparse_attention import Bounds, SparseAttention
 
@@ -234,8 +234,7 @@ class IndexerAccounts:
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """Before a step. Collective."""
-        real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
-        totals = torch.tensor([sum(b.num_tokens for b in batches), real], dtype=torch.float64, device=self._device)
+        totals = torch.tensor(token_counts(batches), dtype=torch.float64, device=self._device)
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
         supervised, self._tokens = (max(total, 1.0) for total in totals.tolist())
         for learner in self._learners:

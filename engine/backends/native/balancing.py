@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.data.batch import Batch, sample_rows
+from engine.data.batch import Batch, sample_rows, token_counts
 from engine.moe.balance import Coefficients, balancing_sum, published_aux_loss, scores, step_losses, z_sum
 from engine.moe.bias import is_trained, saved_buffers, update
 from engine.moe.load import summary
@@ -64,8 +64,7 @@ class Balancing:
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """Before a step: how many supervised tokens there are for each real one. Collective."""
-        real = sum(int((sample_rows(b) >= 0).sum()) * b.tokens_BS.shape[1] for b in batches)
-        totals = torch.tensor([sum(b.num_tokens for b in batches), real], dtype=torch.float64, device=self._device)
+        totals = torch.tensor(token_counts(batches), dtype=torch.float64, device=self._device)
         self._sum(totals)
         supervised, tokens = totals.tolist()
         self._scale = max(supervised, 1.0) / max(tokens, 1.0)

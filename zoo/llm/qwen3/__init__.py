@@ -17,8 +17,8 @@ FAMILY = Family(
             reference_config="transformers:Qwen3MoeConfig",
         ),
     ),
-    weights="zoo.qwen3.weights:weight_map",
-    megatron="zoo.qwen3.model:build",
+    weights="engine.llm.grouped:weight_map",
+    megatron="engine.backends.megatron.decoder:grouped_query",
     check="zoo.qwen3.check:check",
     tasks=("pretrain", "midtrain", "sft", "lora"),
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
-from engine.llm.config import DecoderConfig
+from engine.llm.grouped import GroupedConfig, QwenWindows, Switches, stepped_layers
+from engine.llm.predictors import PredictorNames, numbered
 from engine.moe.mixture import Mixture
 
 
 @dataclass
-class SharedKeys(DecoderConfig):
+class SharedKeys(QwenWindows, GroupedConfig):
     """Keys of a published `config.json` that dense and MoE models have, under their published names."""
 
     vocab_size: int = 151936
@@ -26,9 +27,12 @@ class SharedKeys(DecoderConfig):
         super().__post_init__()
         self.head_dim = self.head_channels
 
-    def windows(self) -> tuple[Optional[int], ...]:
-        size, first = self.sliding_window if self.use_sliding_window else None, getattr(self, "max_window_layers", 0)
-        return tuple(size if layer >= first else None for layer in range(self.num_hidden_layers))
+    def switches(self) -> Switches:
+        return Switches(qkv_bias=self.attention_bias, output_bias=self.attention_bias, qk_norm=True)
+
+    def predictor_names(self) -> PredictorNames:
+        """No Qwen3 is published with layers for multi-token prediction; new ones are called as DeepSeek-V3's."""
+        return numbered(self.num_hidden_layers)
 
 
 @dataclass
@@ -62,12 +66,11 @@ class Qwen3MoeConfig(SharedKeys):
 
     def mixture(self) -> Mixture:
         """The experts, in the layers that the reference gives some."""
-        sparse = [(layer + 1) % self.decoder_sparse_step == 0 for layer in range(self.num_hidden_layers)]
         return Mixture(
             experts=self.num_experts,
             topk=self.num_experts_per_tok,
             ffn_hidden_size=self.moe_intermediate_size,
-            layers=tuple(has and layer not in self.mlp_only_layers for layer, has in enumerate(sparse)),
+            layers=stepped_layers(self),
             normalised=self.norm_topk_prob,
             aux_loss=self.router_aux_loss_coef,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
 from engine.llm.delta_net import DeltaNetConfig
+from engine.llm.grouped import stepped_layers
 from engine.moe.mixture import Mixture
 
 
@@ -39,8 +40,7 @@ class Qwen3NextConfig(DeltaNetConfig):
 
     def mixture(self) -> Optional[Mixture]:
         """The experts, in the layers that the reference gives some; None if no layer has any."""
-        sparse = [(layer + 1) % self.decoder_sparse_step == 0 for layer in range(self.num_hidden_layers)]
-        layers = tuple(has and layer not in self.mlp_only_layers for layer, has in enumerate(sparse))
+        layers = stepped_layers(self)
         if not self.num_experts or not any(layers):
             return None
         return Mixture(
