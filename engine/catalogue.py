@@ -7,13 +7,14 @@ import sys
 from typing import Any
 
 from engine.errors import UserError
-from engine.family import Family
+from engine.family import Family, proven
 from engine.help import families, sizes
 from engine.verbs import read_words
 
-COLUMNS = ("family", "shelf", "tasks", "backends", "reference", "sizes")
+COLUMNS = ("family", "shelf", "tasks", "backends", "reference", "sizes", "layouts", "error")
 GAP = "  "
-HELP = """Lists the model families: their tasks, backends and sizes, and the reference that each is compared with.
+HELP = """Lists the model families: their tasks, backends and sizes with their parameters, the reference that each is
+compared with, the layouts in which it was, and the largest error of its logits (absolute, fp32) there.
 
 Usage: zoo list [--json]
 
@@ -39,6 +40,8 @@ def catalogue(words: list[str]) -> int:
 
 def entry(family: Family) -> dict[str, Any]:
     """One family, by the names of the columns."""
+    known = proven().get(family.name, {})
+    layouts: dict[str, dict[str, float]] = known.get("layouts", {})
     backends = [name for name, part in (("megatron", family.megatron), ("native", family.reference)) if part]
     references = [family.reference, *(variant.reference for variant in family.variants)]
     return {
@@ -46,9 +49,24 @@ def entry(family: Family) -> dict[str, Any]:
         "shelf": family.shelf,
         "tasks": list(family.tasks),
         "backends": backends,
-        "reference": _by_package([reference for reference in references if reference]),
+        "reference": _by_package([r for r in dict.fromkeys(references) if r]),
         "sizes": sizes(family),
+        "parameters": known.get("parameters", {}),
+        "layouts": list(layouts),
+        "error": max((errors["logits"] for errors in layouts.values()), default=None),
     }
+
+
+def counted_sizes(one: dict[str, Any]) -> list[str]:
+    """`8b (8.19 B)` for each size of an entry; the name alone of one that was never published."""
+    counts = one["parameters"]
+    return [f"{name} ({_short(counts[name])})" if name in counts else name for name in one["sizes"]]
+
+
+def _short(count: int) -> str:
+    """7.62 B, 494 M."""
+    value, unit = next((count / 10**n, unit) for n, unit in ((12, "T"), (9, "B"), (6, "M")) if count >= 10**n)
+    return f"{value:.3g} {unit}"
 
 
 def _by_package(references: list[str]) -> list[str]:
@@ -66,7 +84,16 @@ def plain(entries: list[dict[str, Any]]) -> str:
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(v if isinstance(v, str) else ", ".join(v) for v in (one[column] for column in COLUMNS))
+    shown = one | {"sizes": counted_sizes(one)}
+    return tuple(_cell(shown[column]) for column in COLUMNS)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.1e}"
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _table(entries: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,14 @@ def load_family(name: str) -> Family:
             raise
         near = did_you_mean(name, family_names())
         raise UserError(f"'{name}' is not a model family{near} (`zoo list` shows them)") from None
+
+
+def proven() -> dict[str, dict[str, Any]]:
+    """What is proven of each family: the `parameters` of its published sizes, and by `layouts` the largest errors that
+    its parity tests measured. `python -m tests.families_page` writes it; nothing of families of other packages.
+    """
+    file = Path(import_module("zoo").__file__ or "").parent / "families.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def family_names() -> list[str]:

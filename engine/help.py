@@ -12,7 +12,7 @@ import yaml
 from engine.checks import CHOICES
 from engine.compose import compose, family_folder, group_options
 from engine.describe import descriptions
-from engine.family import Family, family_names, load_dotted, load_family
+from engine.family import Family, family_names, load_dotted, load_family, proven
 from engine.schema import Run
 from engine.verbs import VERBS
 
@@ -109,7 +109,9 @@ def _groups(family: Family, run: Any) -> str:
 
 
 def _examples(name: str, command: str) -> list[str]:
-    latest = f"outputs/{name}/latest"
+    latest, family = f"outputs/{name}/latest", load_family(name)
+    largest = sizes(family)[-1]
+    experts = "expert" in (family_folder(family) / "model" / f"{largest}.yaml").read_text()
     return [
         f"{command}                                    # the defaults: a small model, real text, this machine",
         f"{command} data=text data.path=notes.txt schedule.steps=500",
@@ -118,17 +120,17 @@ def _examples(name: str, command: str) -> list[str]:
         f"{command} checkpoint.resume={latest}",
         f'{command} job=sample model.weights={latest}/hf prompt="import "',
         f"{command} job=forward model.weights={latest}/hf data.inputs=batch.safetensors grad=true",
-        f"{command} model={sizes(load_family(name))[-1]} parallelism=tp4_pp2 launcher=print",
+        f"{command} model={largest} parallelism={'ep8' if experts else 'tp2_sp'} launcher=print",
     ]
 
 
 def sizes(family: Family) -> list[str]:
     """The names of a family's published configs, the smallest model first."""
+    known = proven().get(family.name, {}).get("parameters", {})
 
     def weight(file: Path) -> tuple[float, str]:
         keys = yaml.safe_load(file.read_text())
-        width, depth = keys.get("hidden_size", 0), keys.get("num_hidden_layers", 0)
-        return float(width * depth * (width + keys.get("intermediate_size", 0))), file.stem
+        return known.get(file.stem, float(keys.get("hidden_size", 0))), file.stem
 
     return [file.stem for file in sorted((family_folder(family) / "model").glob("*.yaml"), key=weight)]
 

@@ -130,7 +130,7 @@ def _experts(run: Run) -> Iterator[str]:
         yield f"parallelism.ep={ep} does not divide the {experts} experts of a layer; ep can be {divisors(experts)}"
     if width % etp:
         yield f"parallelism.etp={etp} does not divide the width of an expert, {width}; etp can be {divisors(width)}"
-    if ranks % (ep * etp):
+    if not experts % ep and not width % etp and ranks % (ep * etp):
         yield (
             f"parallelism.ep={ep} x parallelism.etp={etp} must divide the {counted(ranks, 'rank')} of a pipeline stage "
             f"(tp {layout.tp} x cp {layout.cp} x dp {layout.dp or 1}); {_expert_ways(layout, experts, ranks)}"

@@ -129,7 +129,8 @@ def _check_world(run: Run, world: int, need: int, devices: int) -> None:
         )
     if world % nodes:
         raise UserError(
-            f"launcher.nodes={nodes} does not divide the {counted(world, 'rank')} of parallelism={layout.name}"
+            f"launcher.nodes={nodes} does not divide the {counted(world, 'rank')} of parallelism={layout.name}; set "
+            f"parallelism.dp={world // need * nodes} ({counted(world * nodes, 'rank')}) or launcher.nodes=1"
         )
     if devices and world // nodes > devices and launcher.name != "print":
         raise UserError(

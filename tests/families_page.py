@@ -1,22 +1,26 @@
-"""docs/families.md from the families, their sizes' parameters and what the parity tests measured.
+"""docs/families.md and what `zoo list` knows: the families, their sizes' parameters and what the parity tests measured.
 
-ZOO_MEASURED=tests/parity/measured.json pytest -m "slow or not slow" tests/parity/test_forward.py
-python -m tests.families_page
+ZOO_MEASURED=measured.json pytest -m "slow or not slow" tests/parity/test_forward.py
+python -m tests.families_page measured.json     # without a file: what was measured before stays
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from engine.catalogue import entry
-from engine.family import Family, family_names, load_family
+import zoo
+from engine.catalogue import counted_sizes, entry
+from engine.family import Family, family_names, load_family, proven
 from tests import harness
 from tests.measured import Measured, load
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
+PROVEN = Path(zoo.__file__).parent / "families.json"
 COUNTS = Path(__file__).parent / "parity" / "published_counts.yaml"
 SHELVES = {"llm": "Language models", "vlm": "Vision-language models", "diffusion": "Diffusion", "embodied": "Embodied"}
 HEAD = """<!-- Written by `python -m tests.families_page`; change the families, or the script. -->
@@ -30,17 +34,31 @@ map; layers for multi-token prediction are not counted.
 """
 
 
-def page(measured: Measured) -> str:
+def collect(measured: Measured) -> dict[str, dict[str, Any]]:
+    """What `engine.family.proven` gives, with what was `measured` since in place of what was known."""
+    before, counts = proven(), yaml.safe_load(COUNTS.read_text()) or {}
+    return {name: _of(name, counts.get(name, {}), before.get(name, {}), measured) for name in family_names()}
+
+
+def _of(name: str, counts: dict[str, Any], before: dict[str, Any], measured: Measured) -> dict[str, Any]:
+    known = before.get("layouts", {}) | measured.get(name, {})
+    return {
+        "parameters": {size: count["parameters"] for size, count in counts.items()},
+        "layouts": {layout: known[layout] for layout in layouts(name) if layout in known},
+    }
+
+
+def page(facts: dict[str, dict[str, Any]]) -> str:
     """The whole page."""
     lines = [HEAD]
     families = [load_family(name) for name in family_names()]
     for shelf in dict.fromkeys(family.shelf for family in families):
         lines += [f"## {SHELVES[shelf]}", ""]
-        lines += [block(family, measured.get(family.name, {})) for family in families if family.shelf == shelf]
+        lines += [block(family, facts[family.name]["layouts"]) for family in families if family.shelf == shelf]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def block(family: Family, measured: dict[str, dict[str, float]]) -> str:
+def block(family: Family, errors: dict[str, dict[str, float]]) -> str:
     """One family."""
     known = entry(family)
     rows = [
@@ -49,27 +67,15 @@ def block(family: Family, measured: dict[str, dict[str, float]]) -> str:
         f"Reference: {', '.join(known['reference'])}. Backends: {', '.join(known['backends'])}. "
         f"Tasks: {', '.join(known['tasks'])}.",
         "",
-        f"Sizes: {', '.join(sizes(family, known['sizes']))}.",
+        f"Sizes: {', '.join(counted_sizes(known))}.",
         "",
         "| layout | logits | loss | gradients |",
         "|---|---|---|---|",
-        *(row(layout, measured.get(layout, {})) for layout in layouts(family.name)),
+        *(row(layout, errors.get(layout, {})) for layout in layouts(family.name)),
         "",
     ]
     refused = harness.refused(family.name)
     return "\n".join([*rows, *(f"Refused: {layout} ({why}).\n" for layout, why in refused.items())])
-
-
-def sizes(family: Family, names: list[str]) -> list[str]:
-    """Each size with its parameters, where a published number is known."""
-    counts: dict[str, Any] = (yaml.safe_load(COUNTS.read_text()) or {}).get(family.name, {})
-    return [f"`{name}` ({short(counts[name]['parameters'])})" if name in counts else f"`{name}`" for name in names]
-
-
-def short(count: int) -> str:
-    """7.62 B, 494 M."""
-    value, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
-    return f"{value:.3g} {unit}"
 
 
 def layouts(family: str) -> list[str]:
@@ -85,5 +91,7 @@ def row(layout: str, errors: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(load()))
-    print(f"wrote {PAGE}")
+    facts = collect(load(Path(sys.argv[1])) if sys.argv[1:] else {})
+    PROVEN.write_text(json.dumps(facts, indent=1) + "\n")
+    PAGE.write_text(page(facts))
+    print(f"wrote {PROVEN} and {PAGE}")

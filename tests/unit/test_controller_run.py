@@ -18,6 +18,7 @@ import engine.cli as cli
 import engine.launch
 from engine.cli import command, guarded, prepare
 from engine.errors import UserError
+from engine.family import family_names
 from engine.freeze import load_run
 from engine.help import family_help
 from engine.launch.local import start
@@ -334,10 +335,27 @@ def test_the_controller_needs_neither_torch_nor_transformers(words, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", family_names())
+def test_the_helps_large_example_is_a_command_that_plans(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (line,) = [line for line in family_help(name, []).splitlines() if line.endswith(" launcher=print")]
+    assert command(name, [*shlex.split(line)[3:], "hardware=cpu"]) == 0
+    assert "# " in capsys.readouterr().out
+
+
 def test_zoo_lists_families_and_helps(capsys, monkeypatch):
     for words, expected in [
         ([], ["zoo list", "zoo doctor", "zoo parity A B", "python -m zoo is the same", " tiny, "]),
-        (["list"], ["family ", "0_6b, 1_7b,", "32b", "megatron, native", "transformers: Qwen3ForCausalLM, Qwen3Moe"]),
+        (
+            ["list"],
+            [
+                "family ",
+                "0_6b (596 M), 1_7b (1.72 B)",
+                "32b",
+                "megatron, native",
+                "transformers: Qwen3ForCausalLM, Qwen3Moe",
+            ],
+        ),
         (["list", "--help"], ["Usage: zoo list [--json]"]),
         (["doctor", "--help"], ["Usage: zoo doctor"]),
         (["parity", "--help"], ["Usage: zoo parity A B"]),
