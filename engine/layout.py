@@ -72,11 +72,6 @@ def _indexer(run: Run) -> Iterator[str]:
         yield f"indexer.loss={loss}: backend=native leaves indexers as they are; add backend=megatron, or leave it out"
     elif loss and run.task.name == "lora":
         yield f"indexer.loss={loss}: task=lora trains adapters alone, and indexers have none; leave it out"
-    elif loss and run.parallelism.cp > 1:
-        yield (
-            f"parallelism.cp={run.parallelism.cp} with indexer.loss={loss}: their loss is not proven where rows "
-            "are divided over ranks; parallelism.cp must be 1"
-        )
     if run.indexer.stage == "dense" and not loss:
         yield "indexer.stage=dense trains the indexers alone, and indexer.loss=0 leaves them as they are; set it to 1"
 

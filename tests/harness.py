@@ -159,9 +159,7 @@ def gradient_limit(case: Case, usual: float) -> float:
 
 
 def training(family: str) -> dict[str, Any]:
-    """For ten optimizer steps: other published `keys`, the `tolerance` where rounding alone moves a curve more, and
-    what is `open`: a difference that is known and not understood.
-    """
+    """For ten optimizer steps: other published `keys`, and the `tolerance` where rounding alone moves a curve more."""
     return {"keys": {}, "tolerance": 1e-5} | _own(family).get("training", {})
 
 

@@ -120,7 +120,7 @@ def plain_loop(config: Path, case: harness.Case, dense: bool) -> list[tuple[floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sparse", "dense"])
-@pytest.mark.parametrize("layout", ["megatron-single", "megatron-tp2_sp", "megatron-pp2"])
+@pytest.mark.parametrize("layout", ["megatron-single", "megatron-tp2_sp", "megatron-pp2", "megatron-cp2"])
 @pytest.mark.parametrize("name", CASES)
 def test_steps_equal_a_plain_loop(ranks: Ranks, root: Path, name: str, layout: str, stage: str) -> None:
     case = CASES[name]
