@@ -11,21 +11,15 @@ import gc
 import io
 import multiprocessing
 import os
-import socket
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from engine.launch.local import free_port
+
 TASK_TIMEOUT = 300.0
 MAX_THREADS = 400  # of a rank; then fresh ones are started
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_config(config: str) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import engine
+from engine.errors import UserError
 from engine.faults.board import Board
 from engine.launch.supervise import Worker, die_with_parent, supervise
 from engine.launch.verdict import settle
@@ -16,6 +19,8 @@ from engine.launch.watchdog import Watchdog
 from engine.rundir import RunFolder
 from engine.schema import Run
 from hardware.base import Hardware
+
+PORTS = range(15000, 30000)
 
 
 def launch(run: Run, folder: RunFolder, hardware: Hardware) -> int:
@@ -77,7 +82,12 @@ def worker_environment(hardware: Hardware, local_rank: int, nproc: int) -> dict[
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on, below those that the system hands out.
+
+    Of those another process may be given the same before rank 0 listens; two runs that start together had one store.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError(f"no TCP port from {PORTS[0]} to {PORTS[-1]} is free; name one: launcher.master_port=...")

@@ -8,10 +8,10 @@ from importlib.metadata import version
 
 import pytest
 
+from engine.launch.local import free_port
 from hardware.kunlun.environment import COMMON
 from tests.contract.kunlun_run import REPO, Host
 from tests.contract.kunlun_run import environment as fake_environment
-from tests.ranks import free_port
 
 TORCH = ".".join(version("torch").split(".")[:2])
 

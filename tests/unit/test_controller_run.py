@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from engine.errors import UserError
 from engine.family import family_names
 from engine.freeze import load_run
 from engine.help import family_help
+from engine.launch import local
 from engine.launch.local import start
 from engine.launch.supervise import Worker, supervise
 from engine.launch.verdict import Verdict, settle
@@ -172,6 +174,7 @@ CONTROLLER = """
 import os, sys
 from pathlib import Path
 from engine.cli import prepare
+from engine.launch import local
 from engine.launch.local import start
 from engine.launch.supervise import Worker, supervise
 from engine.rundir import open_folder
@@ -421,3 +424,16 @@ def test_help_says_what_every_key_means(job):
     text = family_help("qwen3", [f"job={job}", "hardware=cpu"])
     lines = [line.split(None, 1) for line in text.partition("Keys and their values")[2].splitlines() if "=" in line]
     assert len(lines) > 60 and [line[0] for line in lines if len(line) < 2 or len(line[1].split("' ")[-1]) < 5] == []
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch):
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        taken, free = one.getsockname()[1], other.getsockname()[1]
+        monkeypatch.setattr(local, "PORTS", (taken, free))
+        other.close()
+        assert local.free_port() == free
+        monkeypatch.setattr(local, "PORTS", (taken,))
+        with pytest.raises(UserError, match=r"launcher.master_port"):
+            local.free_port()
