@@ -152,21 +152,21 @@ def _pipeline(run: Run) -> Iterator[str]:
     yield from _leaders(run, layers, pp * vpp)
     if pp > layers:
         yield f"parallelism.pp={pp}: more stages than model.num_hidden_layers={layers}; pp can be up to {layers}"
-    elif layers % pp:
-        yield f"parallelism.pp={pp} does not divide model.num_hidden_layers={layers}; pp can be {divisors(layers)}"
-    elif pp > 1 and layers % (pp * vpp):
+    elif pp > 1 and vpp > 1 and layers % (pp * vpp):
+        fits = f"vpp can be {divisors(layers // pp)}" if layers % pp == 0 else "without vpp pp need not divide them"
         yield (
             f"parallelism.pp={pp} x parallelism.vpp={vpp} = {pp * vpp} stages do not divide "
-            f"model.num_hidden_layers={layers}; vpp can be {divisors(layers // pp)}"
+            f"model.num_hidden_layers={layers}; {fits}"
         )
 
 
 def _leaders(run: Run, layers: int, stages: int) -> Iterator[str]:
     """A stage that begins with a layer that goes on with what the layer before it found out."""
     follows = run.model.follows() if hasattr(run.model, "follows") else ()
-    if not any(follows) or stages == 1 or layers % stages:
+    if not any(follows) or stages > layers:
         return
-    wrong = [first for first in range(0, layers, layers // stages) if follows[first]]
+    each, more = divmod(layers, stages)  # the first stages take one more, as engine.backends.megatron.config says
+    wrong = [first for first in (stage * each + min(stage, more) for stage in range(stages)) if follows[first]]
     if wrong:
         yield (
             f"parallelism.pp={run.parallelism.pp}: a stage would begin with layer {wrong[0]}, which takes the keys "

@@ -103,7 +103,7 @@ def test_a_metric_that_no_run_reports_stops_after_the_first(stub, tmp_path, capf
         (["sead=1,2"], ["did you mean seed"]),
         (["model=tiny,8B"], ["model=8B", "did you mean 8b"]),
         (["optim.lr=1,x"], ["optim.lr=x: must be a number"]),
-        (["parallelism=tp2,pp2", "model.num_hidden_layers=3"], ["pp=2 does not divide"]),
+        (["parallelism=tp2,pp2", "model.num_hidden_layers=1"], ["pp=2: more stages than"]),
         (["run_id=a", "seed=1,2"], ["run_id"]),
         (["optim.lr=interval(1,2)"], ["optim.lr=interval(1,2)", "sweep=optuna"]),
         (["seed=1,2", "sweep.trials=3"], ["sweep.trials has no effect: only sweep=optuna"]),

@@ -246,7 +246,6 @@ BAD = [
         "parallelism.tp=6 model.num_attention_heads=12 model.num_key_value_heads=4",
         ["tp=6", "num_key_value_heads=4", "one must divide the other"],
     ),
-    ("parallelism.pp=3 model.num_hidden_layers=4", ["pp=3", "num_hidden_layers=4"]),
     ("parallelism.pp=8 model.num_hidden_layers=4", ["pp=8", "more stages", "num_hidden_layers=4"]),
     ("parallelism.sp=true", ["sp=true", "tp"]),
     ("parallelism=tp2_sp data.seq_len=255", ["data.seq_len=255", "256"]),
@@ -258,6 +257,7 @@ BAD = [
     ("parallelism.vpp=2", ["parallelism.vpp=2", "parallelism.pp of at least 2"]),
     ("parallelism.vpp=2 backend=native", ["parallelism.vpp=2", "native"]),
     ("parallelism=pp2_vpp2 model.num_hidden_layers=6", ["pp=2 x parallelism.vpp=2", "num_hidden_layers=6", "1, 3"]),
+    ("parallelism=pp2_vpp2 model.num_hidden_layers=5", ["pp=2 x parallelism.vpp=2", "without vpp pp need not divide"]),
     (
         "parallelism=pp2_vpp2 model.num_hidden_layers=4 data.global_batch_size=4",
         ["vpp=2", "pp 2 stages", "global_batch_size=4 makes 1", "global_batch_size=8"],
@@ -344,6 +344,7 @@ GOOD = [
     "parallelism=tp2_sp",
     "parallelism=tp2_pp2 parallelism.dp=2",
     "parallelism=pp2 model.num_hidden_layers=2",
+    "parallelism.pp=3 model.num_hidden_layers=4",
     "parallelism=cp2",
     "parallelism=cp2_tp2",
     "parallelism=cp2_pp2",
