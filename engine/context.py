@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from engine.backends.base import Backend
 from engine.comm import Comm
+from engine.errors import UserError
 from engine.family import Family, load_family
 from engine.faults.board import Page
 from engine.faults.stacks import rank_log, show_stacks_in
@@ -57,16 +58,24 @@ class Context:
         """Bring the process group up; a world of one has one too, since backends ask it."""
         self.hardware.set_device(self.local_rank)
         if not dist.is_initialized():
-            store = None if self.world > 1 else dist.HashStore()
-            dist.init_process_group(
-                self.hardware.dist_backend,
-                rank=self.rank,
-                world_size=self.world,
-                store=store,
-                # The watchdog speaks first, since it can say who was waited for.
-                timeout=datetime.timedelta(seconds=2 * self.run.faults.timeout_s + 60),
-            )
+            try:
+                self._init_process_group()
+            except dist.DistNetworkError as error:
+                if "EADDRINUSE" not in str(error):
+                    raise
+                port = os.environ.get("MASTER_PORT")
+                raise UserError(f"launcher.master_port={port} is in use on this machine; name another one") from None
         self.comm = Comm(self.hardware.device(self.local_rank))
+
+    def _init_process_group(self) -> None:
+        dist.init_process_group(
+            self.hardware.dist_backend,
+            rank=self.rank,
+            world_size=self.world,
+            store=None if self.world > 1 else dist.HashStore(),
+            # The watchdog speaks first, since it can say who was waited for.
+            timeout=datetime.timedelta(seconds=2 * self.run.faults.timeout_s + 60),
+        )
 
     def build_backend(self, mode: str) -> Backend:
         """The run's backend, without weights yet. See `engine.backends.base.Builder` for the modes."""

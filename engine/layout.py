@@ -222,7 +222,10 @@ def _batch(run: Run) -> Iterator[str]:
     data, layout = run.data, run.parallelism
     dp = layout.dp or 1
     share = dp * data.micro_batch_size
-    if data.global_batch_size % share:
+    if data.global_batch_size % dp:
+        near = data.global_batch_size + dp - data.global_batch_size % dp
+        yield f"data.global_batch_size={data.global_batch_size} must be a multiple of dp {dp}; {near} is"
+    elif data.global_batch_size % share:
         yield (
             f"data.global_batch_size={data.global_batch_size} must be a multiple of dp {dp} x data.micro_batch_size "
             f"{data.micro_batch_size} = {share}; {_batch_ways(data.global_batch_size, data.micro_batch_size, dp)}"

@@ -22,8 +22,7 @@ CONFIG = "config.yaml"
 COMMAND = "command.txt"  # one line for each start
 OVERRIDES = "overrides.json"  # the words of those commands together: what a resume takes up again
 LATEST = "latest"
-# Jobs that leave something behind which later commands want to name as outputs/<family>/latest.
-POINTED_TO = ("train", "forward", "convert")
+POINTED_TO = "train"  # the job whose runs are outputs/<family>/latest, which later commands sample and continue
 PRODUCTS = ("metrics.jsonl", "hf", "sharded", "outputs.safetensors")
 
 
@@ -128,7 +127,7 @@ def _fill(folder: RunFolder, run: Run, command: str, words: Sequence[str], first
         if run.job.name == "train":
             folder.replace(path / OVERRIDES, json.dumps(list(words), indent=1) + "\n")
     folder.replace(folder.config, to_yaml(run))
-    if first and run.job.name in POINTED_TO and path.parent.name == run.family:
+    if first and run.job.name == POINTED_TO and path.parent.name == run.family:
         _point(latest, path.name)
 
 

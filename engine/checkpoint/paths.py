@@ -52,7 +52,7 @@ def find_checkpoint(path: Path) -> Path:
     if found is None:
         nothing_yet = (path / "config.yaml").is_file()
         right = (
-            "this run has saved nothing yet; if it has ended, start it again from the beginning"
+            "this run has saved nothing; it may still be running; if it has ended, start it again from the beginning"
             if nothing_yet
             else "give a run folder or one of its checkpoints/step_*"
         )

@@ -77,7 +77,7 @@ class BadSamples:
         self.seen[where] = why
         if len(self.seen) > self.limit:
             skipped = f" after {self.limit} that were skipped" if self.limit else ""
-            more = f"data.max_bad_samples={max(1, 2 * self.limit)}"
+            more = f"data.max_bad_samples={max(1, 2 * self.limit)}, say"
             raise UserError(f"{where}: {why}{skipped}; mend it, or skip more of them with {more}")
         if self.log:
             self.log(f"warning: {where}: {why}; skipped (bad sample {len(self.seen)} of at most {self.limit})")

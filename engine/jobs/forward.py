@@ -28,6 +28,7 @@ from engine.data.batch import IGNORE, Batch, rows_to_batch
 from engine.errors import UserError
 from engine.jobs.start import load_start_weights
 from engine.moe import replay
+from engine.words import some
 
 KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
 
@@ -84,7 +85,7 @@ def read_inputs(path: Path, vocab_size: int, model: Any = None) -> dict[str, Ten
     if mixture:
         decisions = {name: inputs.pop(name) for name in list(inputs) if replay.layer_of(name) is not None}
     if unknown := sorted(set(inputs) - set(KNOWN)):
-        raise UserError(f"{path} holds {', '.join(unknown)}; job=forward reads {', '.join(KNOWN)}")
+        raise UserError(f"{path} holds {some(unknown)}; job=forward reads {', '.join(KNOWN)}")
     if "input_ids" not in inputs or inputs["input_ids"].dim() != 2 or inputs["input_ids"].numel() == 0:
         raise UserError(f"{path} needs 'input_ids' of shape [rows, tokens], at least one of each")
     shape = inputs["input_ids"].shape

@@ -118,9 +118,12 @@ def test_a_refused_resume_restores_the_config(tmp_path):
     release(other)
 
 
-def test_sampling_does_not_move_latest(tmp_path):
+@pytest.mark.parametrize("words", [["job=prepare"], ["job=forward", "data.inputs=x.safetensors"]])
+def test_what_trains_nothing_does_not_move_latest(tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.safetensors").touch()
     release(open_folder(a_run(tmp_path, "run_id=one"), "x"))
-    release(open_folder(a_run(tmp_path, "run_id=two", "job=prepare"), "x"))
+    release(open_folder(a_run(tmp_path, "run_id=two", *words), "x"))
     assert target(tmp_path / "out" / "qwen3" / "latest") == "one"
 
 
