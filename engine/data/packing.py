@@ -141,7 +141,9 @@ class Packer:
             taken = builder.add(self._document, self.cursor.offset)
             without_text = 0 if taken else without_text + 1
             if without_text > len(self.order):
-                raise UserError("data.path: the training documents hold no text; name files that do")
+                raise UserError(
+                    "data.path: no training document is left with text to learn from; name files that have some"
+                )
             self._advance(taken)
         order = generator(self.order.seed, SHUFFLE, self.window).permutation(self.window_rows)
         self.window += 1

@@ -62,6 +62,11 @@ def choose_settings(run: Run, family: Family, named: Collection[str]) -> None:
             f"task=lora: {lost[0]} is not a linear layer of its own in the reference model (experts are held together, "
             "and some layers are published in another form); use backend=megatron, or name other task.lora.targets"
         )
+    if run.parallelism.etp > 1 and (routed := next((layer for layer in layers if ".experts." in layer), None)):
+        raise UserError(
+            f"parallelism.etp={run.parallelism.etp}: adapters of experts ({routed}) need parallelism.etp=1; or name "
+            "other task.lora.targets"
+        )
 
 
 def same_weights(a: Path, b: Path) -> bool:

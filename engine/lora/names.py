@@ -27,6 +27,8 @@ def linear_layers(published: Mapping[str, Shape], targets: Optional[Sequence[str
         if LINEAR.fullmatch(name) and len(shape) == 2 and last(name.removesuffix(".weight")) not in ROUTERS
     }
     known = dict.fromkeys(last(module) for module in there)
+    if targets is not None and not targets:
+        raise UserError(f"task.lora.targets is empty; null adapts all linear layers: {', '.join(known)}")
     if unknown := [target for target in targets or () if target not in known]:
         raise UserError(
             f"task.lora.targets: the model has no linear layer called {', '.join(unknown)}; it has {', '.join(known)}"

@@ -131,6 +131,19 @@ def test_adapters_that_are_not_read(config: dict[str, Any], message: str, tmp_pa
     assert message in refused(tmp_path, f"task.lora.adapter={folder}")
 
 
+def test_adapters_of_experts_that_are_divided(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "tie_word_embeddings": False}
+    family, keys = FAMILY.of("qwen3_moe"), KEYS | experts | {"model_type": "qwen3_moe"}
+    config = load_dotted(family.config)(**{k: v for k, v in keys.items() if k != "model_type"})
+    of, shapes = tmp_path / "base", load_dotted(family.weights)(config).published
+    byte_tokenizer(of)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, of / "model.safetensors")
+    (of / "config.json").write_text(json.dumps(keys))
+    words = (f"model.weights={of}", "parallelism.tp=2", "parallelism.sp=true", "parallelism.etp=2")
+    assert "adapters of experts (model.layers.0.mlp.experts.0" in refused(tmp_path, *words)
+    assert plan(tmp_path, *words, "task.lora.targets=[q_proj]").parallelism.etp == 2
+
+
 def test_settings_that_do_not_go_with_it(tmp_path: Path) -> None:
     of = base(tmp_path / "base")
     folder = adapter(tmp_path / "adapter", of)
@@ -138,6 +151,7 @@ def test_settings_that_do_not_go_with_it(tmp_path: Path) -> None:
     assert "task.lora.adapter=" in refused(tmp_path, f"model.weights={folder}")
     unknown = refused(tmp_path, f"model.weights={of}", "task.lora.targets=[q_proj,w1]")
     assert "no linear layer called w1; it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj" in unknown
+    assert "task.lora.targets is empty" in refused(tmp_path, f"model.weights={of}", "task.lora.targets=[]")
     assert "no adapter there, but a model" in refused(tmp_path, f"task.lora.adapter={of}")
     (tmp_path / "empty").mkdir()
     for place, what in (("empty", "there is no adapter_config.json in it"), ("absent", "no such directory")):

@@ -91,6 +91,8 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo | BadSample]:
         if path.stat().st_size and "unexpected end" in str(error):
             yield BadSample("is cut off")
             return
-        raise UserError(f"data.path: '{path}' is not a tar file ({error}); name WebDataset shards") from None
+        raise UserError(
+            f"data.path: '{path}' is not a tar file, or is cut off ({error}); name WebDataset shards"
+        ) from None
     except OSError as error:
         raise UserError(f"data.path: '{path}' cannot be read ({error.strerror or error})") from None
