@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
@@ -65,6 +65,10 @@ class WeightMap:
     unlearned: frozenset[str] = frozenset()
     # Published tensors of the layers for multi-token prediction, which the reference model does not have.
     predictors: frozenset[str] = frozenset()
+    # Published tensors that no part of the model reads: carried along as they are.
+    kept: frozenset[str] = frozenset()
+    # What to read in the place of a published tensor that a directory does not store, where it is another's copy.
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, Shape]:

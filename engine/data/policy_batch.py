@@ -36,6 +36,15 @@ class PolicyBatch:
         """Samples that count: what the loss is averaged over."""
         return sum(number >= 0 for number in self.sample_ids) if self.sample_ids else self.state.shape[0]
 
+    def counted(self) -> Tensor:
+        """bool [B]: the samples that count."""
+        numbers = self.sample_ids or [0] * self.state.shape[0]
+        return torch.tensor([number >= 0 for number in numbers])
+
+    def uncounted(self) -> PolicyBatch:
+        """The same samples, only to fill up."""
+        return dataclasses.replace(self, sample_ids=[-1] * self.state.shape[0])
+
     def to(self, device: torch.device) -> PolicyBatch:
         """The batch on a device; copies do not block where the memory is pinned."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))

@@ -14,8 +14,8 @@ from engine.backends.native.balancing import Balancing
 from engine.backends.native.delta_net import attach as attach_delta_rule
 from engine.backends.native.delta_net import delta_nets
 from engine.backends.native.fuse import fuse_layers, fuse_loss
-from engine.backends.native.loss import loss_sum
 from engine.backends.native.model import fill_buffers, kept_tensors, layers, make_buffers, meta_model, recompute
+from engine.backends.native.objective import LanguageModel, Objective
 from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
 from engine.backends.sources import source_names
@@ -52,23 +52,26 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     tf32 = run.precision.tf32 and mode == "train" and hardware.supports("tf32")
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
+    own: Objective | None = load_dotted(family.native) if family.native else None  # of a model that is no decoder
     bf16 = run.precision.name == "bf16"
     chooser = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict)
-    attention.register(hardware.attention(), chooser.kernel.load())
+    if own is None:
+        attention.register(hardware.attention(), chooser.kernel.load())
     sharded = run.parallelism.strategy in ("fsdp", "hsdp") and dist.is_initialized()
     # Several replicas sum gradients in fp32, so there the parameters themselves stay fp32.
     fused = bf16 and mode == "train" and run.task.name != "lora" and (ranks == 1 or sharded)
     main = fused and not sharded
     if run.kernels.strict and mode == "train" and not fused:
         raise UserError(NOT_FUSED)
-    operations = [name for name in FUSED if fused and (main or name != "split_adamw")]
+    operations = [name for name in FUSED if fused and (main if name == "split_adamw" else own is None)]
     chosen = {name: choose(name, hardware.kernels(), "bf16", run.kernels.strict) for name in operations}
-    model = meta_model(family, run.model, torch.bfloat16 if main else torch.float32)
+    dtype = torch.bfloat16 if main else torch.float32
+    model = own.meta_model(run, dtype) if own else meta_model(family, run.model, dtype)
     weight_map: WeightMap = load_dotted(family.weights)(run.model)
     if adapters := trained_adapters(run, mode):
         lora.attach(model, weight_map, adapters)
         weight_map = with_adapters(weight_map, adapters)
-    if sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
+    if own is None and sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
         chosen["sparse_attention"] = chooser
     for name, parameter in model.named_parameters():
         if name in weight_map.unlearned:
@@ -80,7 +83,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     buffers += kept_tensors(weight_map, device, (rank, ranks))
     fill_buffers(model, device)
     loss_head = None
-    if fused:
+    if fused and not own:
         loss_head = fuse_loss(model, chosen["linear_cross_entropy"].kernel.load())
         fuse_layers(model, chosen["swiglu"].kernel.load())
     if recurrent := delta_nets(model):
@@ -112,8 +115,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         weight_map=weight_map,
         clip_grad=run.optim.clip_grad,
         autocast=bf16 and not (main or isinstance(strategy, FullySharded)),
-        loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,
-        loss_head=loss_head,
+        objective=own or LanguageModel(bool(run.precision.compile), loss_head),
         sources=source_names(run) if mode == "train" else (),
         buffers=buffers,
         kernels={name: str(choice) for name, choice in chosen.items()} | attention.sinks(model, hardware.attention()),
