@@ -39,6 +39,9 @@ COUNTS = {
         *("shared_expert_intermediate_size", "kv_channels", "seq_length"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         *("n_routed_experts", "n_group", "topk_group"),
+        *("depth", "num_heads", "num_kv_heads", "width", "mlp_dim", "expert_width", "expert_mlp_dim"),
+        *("vision_width", "vision_mlp_dim", "vision_depth", "vision_heads", "patch_size", "image_size"),
+        *("chunk_size", "max_action_dim", "max_state_dim", "num_inference_steps", "tokenizer_max_length"),
     ),
 }
 NOT_NEGATIVE = (
@@ -59,7 +62,7 @@ NOT_NEGATIVE = (
 )
 PATHS = (
     *("model.weights", "checkpoint.resume", "data.path", "data.tokenizer", "data.cache_dir", "data.inputs"),
-    *("data.chat_template", "task.lora.adapter", "job.source", "job.out"),
+    *("data.chat_template", "data.conventions", "task.lora.adapter", "job.source", "job.out"),
 )
 POSITIVE = (
     "faults.spike_threshold",
@@ -71,6 +74,7 @@ POSITIVE = (
     "model.rms_norm_eps",
     "model.rope_theta",
     *("model.layer_norm_epsilon", "model.rotary_emb_base"),
+    *("model.time_sampling_beta_alpha", "model.time_sampling_beta_beta", "model.min_period", "model.max_period"),
 )
 
 MOST_PARTS = 100_000  # layers, or experts of one: tables of them are made
@@ -191,6 +195,8 @@ def _only(choices: Sequence[str]) -> str:
 
 
 def _names(run: Run, family: Family) -> Iterator[str]:
+    if run.backend == "megatron" and family.megatron is None:
+        yield f"backend=megatron: {family.name} is not made of Megatron's parts; backend=native is the only one"
     if run.task.name not in family.tasks:
         yield f"task={run.task.name}: {family.name} has no such task; {_only(family.tasks)}"
     name = run.run_id

@@ -89,9 +89,14 @@ RULES = (
         lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
     ),
     Rule(
-        ("data.cameras", "data.horizon"),
+        ("data.cameras", "data.horizon", "data.conventions"),
         lambda run: not has_demonstrations(run.data),
         lambda run: f"it is for demonstrations, and this is data={run.data.name}; data=lerobot reads them",
+    ),
+    Rule(
+        ("data.seq_len", "data.vocab_size", "data.packing", "data.shuffle_rows"),
+        lambda run: has_demonstrations(run.data),
+        lambda run: "it is for rows of text, and this learns from demonstrations",
     ),
     Rule(
         ("data.train_turns",),

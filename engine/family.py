@@ -38,6 +38,7 @@ class Family:
     tasks: tuple[str, ...]
     # Object of engine.backends.native.objective.Objective, for models that are no token decoders; None: the default
     native: str | None = None
+    data: str | None = None  # function as engine.data.loader.build_data, where it is not text that is learned
     check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch
     architecture: str | None = None  # the class that a published config.json names, where it is not the reference's
     # Published in FP8 by blocks: last names of matrices that are not; None: not published in FP8.

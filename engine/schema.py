@@ -60,6 +60,7 @@ class Data:
     final_tool_calls: bool = False  # a conversation may end with a tool call that has no result
     cameras: Optional[list[Any]] = None  # lerobot: the cameras to read; None: all
     horizon: Optional[int] = None  # lerobot: actions of a chunk; None: the model's
+    conventions: Optional[str] = None  # lerobot: folder of a conventions.json; None: that of the dataset, if it has one
 
 
 @dataclass

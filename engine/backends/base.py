@@ -121,6 +121,11 @@ class Backend(Protocol):
         """This rank's modules whose outputs are worth watching, by published name (`engine.inspect.modules`)."""
 
 
+def unit_of(backend: Backend) -> str:
+    """What a backend's losses are means over: tokens, or samples."""
+    return getattr(backend, "unit", "tokens")
+
+
 class Builder(Protocol):
     """`engine.backends.<name>.build`.
 

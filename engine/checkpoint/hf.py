@@ -98,7 +98,7 @@ def export(
     fp8 = fp8_of(card, shapes) if dtype == FP8_DTYPE else None
     planned = plan(source, card, dtype, fp8)
     adapters = ADAPTER in card.texts
-    shards = [planned] if adapters else plan_shards(planned, max_shard_bytes)
+    shards = [planned] if adapters or _in_one_file(card) else plan_shards(planned, max_shard_bytes)
     names = [ADAPTER_MODEL] if adapters else shard_names(len(shards))
     temporary = unfinished(out)
     agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
@@ -116,6 +116,11 @@ def export(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     return out
+
+
+def _in_one_file(card: Card) -> bool:
+    """Whether the weights are published as one file whatever their size: lerobot reads no other for its policies."""
+    return bool(json.loads(card.texts.get(CONFIG, "{}")).get("type"))
 
 
 def replace_texts(card: Card, fp8: Fp8 | None) -> Card:

@@ -143,5 +143,5 @@ def test_a_time_is_told_as_lerobot_tells_it() -> None:
     from lerobot.policies.common.vla_utils import create_sinusoidal_pos_embedding
 
     times = torch.tensor([0.001, 0.25, 1.0])
-    expected = create_sinusoidal_pos_embedding(times, 26, 4e-3, 4.0).float()
+    expected = create_sinusoidal_pos_embedding(times, 26, 4e-3, 4.0, times.device).float()
     torch.testing.assert_close(time_embedding(times, 26, 4e-3, 4.0), expected, atol=1e-6, rtol=0)

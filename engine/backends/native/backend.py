@@ -51,7 +51,7 @@ class NativeBackend:
         """
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
-        self.published = weight_map.published
+        self.published, self.still = weight_map.published, weight_map.unlearned | weight_map.kept
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
         self._clip_grad, self._autocast, self._objective = clip_grad, autocast, objective

@@ -68,6 +68,14 @@ class Pi05Config(ModelConfig):
         return (self.image_size // self.patch_size) ** 2
 
     @staticmethod
+    def fresh_value(name: str) -> Optional[str]:
+        """First values of another kind than usual: Gemma keeps a norm's weight less 1, adaRMS begins as a plain norm
+        whose layer adds nothing (as openpi's), and nothing reads the output heads.
+        """
+        plain_norm = name.endswith("norm.weight") and "vision_tower" not in name
+        return "zeros" if plain_norm or ".dense." in name or name.endswith("lm_head.weight") else None
+
+    @staticmethod
     def respell(published: dict[str, Any]) -> dict[str, Any]:
         """Variants as their numbers, `image_resolution` as one. ValueError for what no such model has."""
         found = dict(published)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 import numpy as np
@@ -61,6 +62,8 @@ class Processor:
             if size > most:
                 raise UserError(f"{name} has {size} numbers, and model.max_{name}_dim={most}; raise it")
         self.config, self.prompts, self.draw = config, prompts, draw
+        self.tokenizer: Optional[Path] = prompts.folder
+        self.numbers = action.size
         self.state, self.action = Normaliser(NORMALISATION, state), Normaliser(NORMALISATION, action)
 
     def __call__(self, batch: PolicyBatch) -> PolicyBatch:
@@ -83,7 +86,7 @@ class Processor:
 
     def actions(self, normalised_BTA: Tensor) -> Tensor:
         """What the model gave, [B, T, max_action_dim], as actions [B, T, A] in the dataset's units."""
-        return self.action.inverse(normalised_BTA[..., : self.action.size])
+        return self.action.inverse(normalised_BTA[..., : self.numbers])
 
 
 def discretised(state_BD: Tensor) -> np.ndarray:
