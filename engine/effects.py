@@ -154,6 +154,11 @@ RULES = (
         lambda run: "one node needs no network; launcher.nodes says how many there are",
     ),
     Rule(
+        ("optim.ema_decay",),
+        lambda run: run.backend == "megatron" or run.task.name == "lora",
+        lambda run: "only backend=native has it" if run.backend == "megatron" else "task=lora averages no adapters",
+    ),
+    Rule(
         ("optim.offload",),
         lambda run: run.backend == "native" or run.hardware.name == "cpu",
         lambda run: (

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.backends.base import TRAINED, Backend, Slice, StepResult, unit_of
+from engine.backends.base import Backend, Slice, StepResult, trained_kinds, unit_of
 from engine.checkpoint.hf import export_run
 from engine.checkpoint.manager import CheckpointManager
 from engine.context import Context
@@ -199,7 +199,7 @@ class Loop:
             "data": self.data.train.state(self.step),
             "spikes": self.spikes.state(),
         }
-        self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
+        self.manager.save(self.step, self._marked(self.backend.state(trained_kinds(self.backend))), state)
 
     def _marked(self, slices: Iterator[Slice]) -> Iterator[Slice]:
         """The slices; each that is taken counts as progress."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.backends.base import EMA
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
 from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
@@ -183,7 +184,7 @@ def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | Non
     try:
         for t in ordered:
             whole = t.whole or t.shape
-            tensor = source.read("param", t.source, whole, (0,) * len(whole), whole)
+            tensor = source.read(_kind_of(source, t.source), t.source, whole, (0,) * len(whole), whole)
             if t.quantised and fp8:
                 values, scales = to_fp8(tensor, fp8.block, fp8.power_of_two)
                 tensor = values if t.dtype == FP8_DTYPE else scales
@@ -191,6 +192,12 @@ def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | Non
         file.close()
     finally:
         file.abandon()
+
+
+def _kind_of(source: Source, name: str) -> str:
+    """The average of a tensor where the run kept one."""
+    averaged = isinstance(source, ShardedSource) and name in source.index.tensors.get(EMA, {})
+    return EMA if averaged else "param"
 
 
 def _prepare(out: Path, temporary: Path, shards: list[list[Planned]], replace: bool) -> None:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 
+LISTS = ("tasks", "sample_ids", "sources")
+
+
 @dataclass
 class PolicyBatch:
     """B samples: what was seen and said at one frame, and the actions from there on.
@@ -44,6 +47,12 @@ class PolicyBatch:
     def uncounted(self) -> PolicyBatch:
         """The same samples, only to fill up."""
         return dataclasses.replace(self, sample_ids=[-1] * self.state.shape[0])
+
+    def take(self, rows: list[int]) -> PolicyBatch:
+        """Some of the samples, in this order."""
+        changed = self._each(lambda tensor: tensor[rows])
+        lists = {name: [getattr(self, name)[row] for row in rows] for name in LISTS if getattr(self, name)}
+        return dataclasses.replace(changed, **lists)
 
     def to(self, device: torch.device) -> PolicyBatch:
         """The batch on a device; copies do not block where the memory is pinned."""

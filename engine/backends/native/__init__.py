@@ -118,6 +118,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         objective=own or LanguageModel(bool(run.precision.compile), loss_head),
         sources=source_names(run) if mode == "train" else (),
         buffers=buffers,
+        ema_decay=run.optim.ema_decay if run.task.name != "lora" else None,
         kernels={name: str(choice) for name, choice in chosen.items()} | attention.sinks(model, hardware.attention()),
     )
     if run.model.mixture():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
+from engine.backends.base import EMA, Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.native.balancing import Balancing
 from engine.backends.native.failures import gather_bad_samples
 from engine.backends.native.objective import Keep, Objective
@@ -24,6 +24,7 @@ from engine.data.batch import Batch
 from engine.faults.finite import gather_bad_tensors, not_finite
 from engine.inspect.modules import by_published_name, watched
 from engine.optim.adamw import MOMENTS, AdamW
+from engine.optim.average import Average
 from engine.optim.clip import clip_factor, squared_norm
 from engine.optim.split import MainWeights
 
@@ -44,10 +45,12 @@ class NativeBackend:
         kernels: Optional[dict[str, str]] = None,
         sources: Sequence[str] = (),
         buffers: Sequence[Shard] = (),
+        ema_decay: Optional[float] = None,
     ) -> None:
         """`ranks` is (rank, world size).
 
-        Losses of a mixture's `sources` are reported apart. `buffers` are saved with the weights.
+        Losses of a mixture's `sources` are reported apart. `buffers` are saved with the weights. With `ema_decay` each
+        rank also averages the weights that it updates.
         """
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
@@ -63,6 +66,10 @@ class NativeBackend:
         self._shards = [shard for shard in (*strategy.shards, *buffers) if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
         self._owned = [shard for shard in self._shards if shard.owned]
+        self._average: Optional[Average] = None
+        if ema_decay is not None and optimizer is not None:
+            self._average = Average([shard.local for shard in self._updated], ema_decay)
+        self.averages = self._average is not None
 
     # training
 
@@ -146,6 +153,8 @@ class NativeBackend:
     def _update(self, norm: float, lr: float) -> None:
         grads = {shard.local: grad for shard in self._updated if (grad := shard.grad) is not None}
         self._optimizer.update(grads, lr, clip_factor(norm, self._clip_grad))
+        if self._average is not None:
+            self._average.update(self._optimizer.main)
         self._zero_grad()
         self._strategy.after_update()
 
@@ -255,12 +264,16 @@ class NativeBackend:
                         piece.view.copy_(source.read(kind, piece.name, piece.shape, piece.offset, extent))
                     if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
                         self._optimizer.set_main(shard.local, target)
+                    if kind == "param" and self._average is not None and shard.updated:
+                        self._average.of(shard.local).copy_(target)  # what a run without an average begins with
 
     def _tensor(self, kind: str, shard: Shard) -> Tensor:
         if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
             return self._optimizer.main(shard.local)
         if kind == "param":
             return shard.local.detach()
+        if kind == EMA and self._average is not None:
+            return self._average.of(shard.local)
         if kind in MOMENTS and self._optimizer is not None:
             return self._optimizer.moment(kind, shard.local)
         grad = shard.grad if kind == "grad" else None
@@ -284,5 +297,5 @@ class NativeBackend:
         self._zero_grad()
         if self.balancing is not None:
             self.balancing.forget()
-        self._shards, self._updated, self._owned, self._optimizer = [], [], [], None
+        self._shards, self._updated, self._owned, self._optimizer, self._average = [], [], [], None, None
         del self._strategy
