@@ -102,7 +102,9 @@ RANGES = (
     ),
     Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
     Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),
-    Range(("data.held_out", "task.lora.dropout", "optim.ema_decay"), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
+    Range(
+        ("data.held_out", "task.lora.dropout", "optim.ema_decay"), lambda v: 0 <= v < 1, "at least 0 and less than 1"
+    ),
     Range(("schedule.min_lr_ratio", "model.attention_dropout"), lambda v: 0 <= v <= 1, "from 0 to 1"),
     Range(("launcher.master_port",), lambda v: 1 <= v <= 65535, "a port from 1 to 65535"),
     Range(("profile.steps", "debug.steps"), lambda v: len(v) > 0 and min(v) >= 1, "steps, counted from 1"),

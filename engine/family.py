@@ -34,7 +34,7 @@ class Family:
     reference: str  # the reference implementation's model class
     reference_config: str
     weights: str  # function(config) -> engine.checkpoint.weight_map.WeightMap, free of torch
-    megatron: str | None  # function(config, run) -> the Megatron model parts, see engine.backends.megatron; None: no such
+    megatron: str | None  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
     tasks: tuple[str, ...]
     # Object of engine.backends.native.objective.Objective, for models that are no token decoders; None: the default
     native: str | None = None

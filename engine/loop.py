@@ -59,7 +59,8 @@ class Loop:
         previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         self.context.begin()
         steps, job, settings = self.run_config.schedule.steps, self.run_config.job, self.run_config.checkpoint
-        progress = Progress(self.run_config, self.context.hardware, self.first_step, self.context.rank == 0, unit=self.unit)
+        active, hardware = self.context.rank == 0, self.context.hardware
+        progress = Progress(self.run_config, hardware, self.first_step, active, unit=self.unit)
         try:
             with progress:
                 while self.step < steps:
@@ -161,7 +162,7 @@ class Loop:
         )
 
     def _validate(self, progress: Progress) -> None:
-        """Loss over the held-out rows, in nats per token and bits per byte; for policies also how far actions are off."""
+        """Loss over the held-out rows, in nats per token and bits per byte; of policies also their actions' errors."""
         self.context.page.beat(f"step {self.step}, validation")
         sets, comm = self.data.validation, self.context.comm
         fields = validate(self.backend, sets, self.run_config.job.eval_rows, comm)

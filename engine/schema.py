@@ -131,7 +131,7 @@ class Optim:
     eps: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # not on norms and biases
     clip_grad: float = 1.0  # 0: no clipping
-    ema_decay: Optional[float] = None  # also average the weights over the steps, with this decay; exports hold it (native)
+    ema_decay: Optional[float] = None  # average the weights over the steps with this decay, for exports (native)
     offload: bool = False  # keep and update the optimizer's state in host memory (megatron)
 
 

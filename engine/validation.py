@@ -11,9 +11,7 @@ from engine.comm import Comm
 from engine.data.held_out import HeldOut
 
 
-def validate(
-    backend: Backend, sets: Mapping[str, HeldOut], rows: int, comm: Optional[Comm] = None
-) -> dict[str, Any]:
+def validate(backend: Backend, sets: Mapping[str, HeldOut], rows: int, comm: Optional[Comm] = None) -> dict[str, Any]:
     """Fields of a metrics row, {} without sets. Collective.
 
     `val_loss` in nats per token and `val_bits_per_byte` are over all sets together, `val_loss.<name>` over one; up to

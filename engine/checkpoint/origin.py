@@ -34,7 +34,8 @@ def make_card(
     """What this run's checkpoints and exports say of the model.
 
     `resumed` is the checkpoint that the run continues, `tokenizer` the folder of the run's own tokenizer and `eos_id`
-    its end of text; `kept` are files that the model keeps of its data. A published directory's config.json, names and dtypes are kept as they are.
+    its end of text; `kept` are files that the model keeps of its data. A published directory's config.json, names and
+    dtypes are kept as they are.
     """
     weight_map = load_dotted(family.weights)(run.model)
     if resumed is not None:

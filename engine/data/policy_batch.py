@@ -9,7 +9,6 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-
 LISTS = ("tasks", "sample_ids", "sources")
 
 

@@ -19,7 +19,11 @@ class Meter:
     """Rates over the last `window` steps, so that a slow first step is soon forgotten."""
 
     def __init__(
-        self, total_steps: int, flops_per_token: float | None = None, peak: Peak | None = None, window: int = 20,
+        self,
+        total_steps: int,
+        flops_per_token: float | None = None,
+        peak: Peak | None = None,
+        window: int = 20,
         unit: str = "tokens",
     ) -> None:
         self.unit = unit

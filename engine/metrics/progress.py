@@ -67,7 +67,7 @@ class Progress:
             self._view.close()
 
     def step(self, row: dict[str, Any]) -> None:
-        """Show a step's row, and add the fields that are measured here: tokens_per_s (or samples_per_s), tflops, mfu, mem_bytes."""
+        """Show a step's row, and add what is measured here: tokens_per_s or samples_per_s, tflops, mfu, mem_bytes."""
         if not self._active:
             return
         self._meter.add(row[f"step_{self._unit}"], row["step_s"], row["data_wait_s"])

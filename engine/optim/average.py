@@ -25,6 +25,6 @@ class Average:
 
     @torch.no_grad()
     def update(self, weights: Callable[[Tensor], Tensor]) -> None:
-        """Take in the tensors' values, as `weights` gives them in fp32. One tensor at a time: copies are short-lived."""
+        """Take in the tensors' values, as `weights` gives them in fp32; one at a time, as that may be a copy."""
         for tensor in self._tensors:
             self._averages[tensor].lerp_(weights(tensor), 1 - self._decay)

@@ -56,5 +56,3 @@ def action_errors(raw: Sequence[PolicyBatch], given: Sequence[Tensor]) -> Tensor
         total = total + torch.cat([off.sum((0, 1)), counted_BT.sum()[None].double()])
     assert isinstance(total, Tensor), "every rank has samples, if only to fill up"
     return total
-
-

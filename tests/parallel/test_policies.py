@@ -6,7 +6,6 @@ import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -152,7 +151,8 @@ def test_twenty_steps_equal_lerobots_model_trained_by_hand(ranks: Ranks, place: 
     for kind, expected in (("param", weights), ("ema", average)):
         for name, tensor in tensors(folder, kind).items():
             if name not in still:
-                assert (tensor - expected[name]).norm() <= 1e-4 * expected[name].norm(), (kind, name)
+                # Biases of keys have no gradient but rounding: softmax does not see them.
+                assert (tensor - expected[name]).norm() <= 1e-4 * expected[name].norm() + 1e-6, (kind, name)
 
 
 @slow
@@ -166,7 +166,8 @@ def test_validation_is_the_same_in_every_layout(ranks: Ranks, place: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [("single", "single"), pytest.param("zero1", "fsdp4", marks=slow), pytest.param("fsdp2", "single", marks=slow)]
+    ("saved", "resumed"),
+    [("single", "single"), *(pytest.param(*pair, marks=slow) for pair in (("zero1", "fsdp4"), ("fsdp2", "single")))],
 )
 def test_resumed_it_goes_on_exactly(ranks: Ranks, place: Path, saved: str, resumed: str) -> None:
     name = f"half_{saved}_{resumed}"

@@ -89,3 +89,25 @@ def randomise(model: torch.nn.Module, seed: int, scale: float = 1.0) -> None:
     for _, tensor in sorted(model.named_parameters()):
         fan = tensor[0].numel() if tensor.dim() > 1 else 4
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale * fan**-0.5)
+
+
+def processed(
+    settings: PI05Config, statistics: dict[str, dict[str, torch.Tensor]], state: torch.Tensor, action: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, list[str], torch.Tensor]:
+    """What its own steps make of a batch: normalised state and actions, prompts, and the actions back in their units."""
+    from lerobot.policies.pi05.processor_pi05 import Pi05PrepareStateTokenizerProcessorStep
+    from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
+    from lerobot.processor.converters import create_transition
+    from lerobot.types import TransitionKey
+
+    features = {**settings.input_features, **settings.output_features}
+    given = {"features": features, "norm_map": settings.normalization_mapping, "stats": statistics}
+    transition = create_transition({"observation.state": state}, action, complementary_data={"task": TASKS})
+    transition = NormalizerProcessorStep(**given)(transition)
+    normalised = transition[TransitionKey.OBSERVATION]["observation.state"], transition[TransitionKey.ACTION]
+    prompts = Pi05PrepareStateTokenizerProcessorStep()(transition)[TransitionKey.COMPLEMENTARY_DATA]["task"]
+    back = UnnormalizerProcessorStep(**given)(create_transition(action=normalised[1]))[TransitionKey.ACTION]
+    return *normalised, prompts, back
+
+
+TASKS = [" pick_up the red block\nnow ", "", "stack: 'cups', then stop."]

@@ -79,7 +79,7 @@ def observed(config: Pi05Config, seed: int = 0, missing: bool = True) -> PolicyB
 
 
 def as_lerobot(theirs: Any, batch: PolicyBatch) -> tuple[Any, ...]:
-    """What its model is called with: its own preprocessing of images in [0, 1]; a camera that no row has is left out."""
+    """What its model is called with, by its own preprocessing of images; a camera that no row has is left out."""
     seen = {
         name: images.permute(0, 3, 1, 2).float() / 255
         for name, images in batch.images.items()
@@ -125,7 +125,7 @@ def test_loss_velocity_gradients_and_samples_equal_lerobots(case: str, missing: 
 
 
 def test_steps_beyond_the_episode_and_samples_that_fill_up_do_not_count() -> None:
-    """The mean over a sample's own steps, by hand from the velocity; what the padded actions are changes nothing there."""
+    """The mean over a sample's own steps, by hand from the velocity."""
     config = CASES["unlike_widths"]
     _, ours = theirs_and_ours(config)
     batch = observed(config)

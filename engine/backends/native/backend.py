@@ -106,9 +106,7 @@ class NativeBackend:
             metrics |= source_metrics(self._sources, totals)
         return metrics
 
-    def _accumulate(
-        self, batches: Sequence[Batch], keep: Optional[Keep] = None
-    ) -> tuple[list[Tensor], Tensor]:
+    def _accumulate(self, batches: Sequence[Batch], keep: Optional[Keep] = None) -> tuple[list[Tensor], Tensor]:
         """Gradients of the global mean loss. Returns the micro-batches' loss sums and the global number of tokens."""
         tokens = self._count(batches)
         # DDP and FSDP average over the ranks; the loss is the sum over them, divided by the global count.

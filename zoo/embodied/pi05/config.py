@@ -16,9 +16,12 @@ VARIANTS = {
     "gemma_2b": {"width": 2048, "mlp_dim": 16384, "depth": 18, "num_heads": 8, "num_kv_heads": 1, "head_dim": 256},
     "gemma_300m": {"width": 1024, "mlp_dim": 4096, "depth": 18, "num_heads": 8, "num_kv_heads": 1, "head_dim": 256},
 }
+PREFIXES = {"paligemma_variant": "", "action_expert_variant": "expert_"}  # of the keys that have a variant's numbers
 OWN = ("width", "mlp_dim")  # of each of the two; the rest they share, since they attend together
-SIZES = (*("depth", "num_heads", "num_kv_heads", "head_dim", "width", "mlp_dim", "expert_width", "expert_mlp_dim"),)
 VISION = {"vision_width": 1152, "vision_mlp_dim": 4304, "vision_depth": 27, "vision_heads": 16, "patch_size": 14}
+FIXED = VISION | {"vocab_size": 257152}  # that lerobot's config has no keys for
+SIZES = ("depth", "num_heads", "num_kv_heads", "head_dim", "width", "mlp_dim", "expert_width", "expert_mlp_dim")
+NOT_LEROBOTS = {*SIZES, *FIXED, "image_size", "discrete_state_input", "model_type", "architectures"}
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Pi05Config(ModelConfig):
     def respell(published: dict[str, Any]) -> dict[str, Any]:
         """Variants as their numbers, `image_resolution` as one. ValueError for what no such model has."""
         found = dict(published)
-        for key, prefix in (("paligemma_variant", ""), ("action_expert_variant", "expert_")):
+        for key, prefix in PREFIXES.items():
             name = found.get(key)
             if name is None:
                 continue
@@ -98,13 +101,12 @@ class Pi05Config(ModelConfig):
 
     def publish(self, keys: dict[str, Any]) -> dict[str, Any]:
         """The keys of a `config.json`: lerobot's own where its variants are of these sizes, else the numbers."""
-        ours = {name: self._variant(prefix) for name, prefix in (("paligemma_variant", ""), ("action_expert_variant", "expert_"))}
-        plain = all(ours.values()) and self.vocab_size == 257152 and all(getattr(self, k) == v for k, v in VISION.items())
-        own = {*SIZES, "vocab_size", *VISION, "image_size", "discrete_state_input"}
+        ours = {name: self._variant(prefix) for name, prefix in PREFIXES.items()}
+        plain = all(ours.values()) and all(getattr(self, key) == number for key, number in FIXED.items())
         head = {"type": "pi05", "image_resolution": [self.image_size, self.image_size]}
         if not plain or not self.discrete_state_input:
             return head | keys
-        kept = {key: value for key, value in keys.items() if key not in own and key not in ("model_type", "architectures")}
+        kept = {key: value for key, value in keys.items() if key not in NOT_LEROBOTS}
         return head | ours | kept | {"n_action_steps": self.chunk_size}
 
     def _variant(self, prefix: str) -> Optional[str]:

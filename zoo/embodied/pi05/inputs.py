@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ def read(tensors: dict[str, Tensor], config: Pi05Config, where: Path) -> PolicyB
     `tokens` int64 and `masks` bool [B, S]; `noise` [B, T, max_action_dim]; `actions` [B, T, A] normalised, `time` [B],
     `action_is_pad` bool [B, T]. Raises UserError for what is missing, unknown or of another shape.
     """
-    cameras = sorted((name for name in tensors if name.startswith("images.")), key=lambda n: int(n[7:]) if n[7:].isdigit() else -1)
+    cameras = sorted((name for name in tensors if re.fullmatch(r"images\.\d+", name)), key=lambda name: int(name[7:]))
     masks = {name: name.replace("images.", "img_masks.") for name in cameras}
     if unknown := sorted(set(tensors) - {*PLAIN, *cameras, *masks.values()}):
         raise UserError(f"{where} holds {', '.join(unknown)}; job=forward reads {RIGHT}")
@@ -51,8 +52,9 @@ def read(tensors: dict[str, Tensor], config: Pi05Config, where: Path) -> PolicyB
 
 
 def _problems(batch: PolicyBatch, config: Pi05Config, rows: int, length: int) -> list[str]:
-    shapes = [("noise", batch.noise, (rows, length, config.max_action_dim)), ("tokens", batch.tokens, (rows, None))]
-    shapes += [("masks", batch.token_mask, tuple(batch.tokens.shape)), ("actions", batch.actions, (rows, length, None))]
+    shapes = [("noise", batch.noise, (rows, length, config.max_action_dim))]
+    shapes += [("tokens", batch.tokens, (rows, None)), ("masks", batch.token_mask, tuple(batch.tokens.shape))]
+    shapes += [("actions", batch.actions, (rows, length, None))]
     shapes += [("action_is_pad", batch.action_pad, (rows, length))]
     shapes += [("time", batch.time, (rows,))] if batch.time is not None else []
     size = config.image_size
@@ -62,7 +64,8 @@ def _problems(batch: PolicyBatch, config: Pi05Config, rows: int, length: int) ->
     wrong = [
         f"{name} has shape {list(tensor.shape)}; it should be {['any' if n is None else n for n in shape]}"
         for name, tensor, shape in shapes
-        if tensor.dim() != len(shape) or any(n is not None and n != m for n, m in zip(shape, tensor.shape, strict=False))
+        if tensor.dim() != len(shape)
+        or any(n is not None and n != m for n, m in zip(shape, tensor.shape, strict=False))
     ]
     if not rows or not length:
         return ["noise should have the shape [rows, steps, max_action_dim], at least one of each"]

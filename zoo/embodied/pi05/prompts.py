@@ -23,7 +23,7 @@ SMALLEST = len(SPECIAL) + 256
 
 
 class Prompts:
-    """Texts to tokens [B, S], filled up on the right to the model's length; longer ones are cut, as the reference does."""
+    """Texts to tokens [B, S], filled up on the right; those longer than the model reads are cut, as in the reference."""
 
     def __init__(self, folder: Path, length: int, vocab_size: int) -> None:
         """Raises UserError for a directory without a tokenizer, or with one that has more tokens than the model."""
@@ -37,7 +37,8 @@ class Prompts:
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """(int64 [B, length], bool [B, length])."""
         with all_cores(False):
-            rows = [self._ids(encoding.ids) for encoding in self._core.encode_batch(list(texts), add_special_tokens=False)]
+            encoded = self._core.encode_batch(list(texts), add_special_tokens=False)
+        rows = [self._ids(encoding.ids) for encoding in encoded]
         tokens = torch.full((len(rows), self.length), PAD)
         for row, ids in zip(tokens, rows, strict=True):
             row[: len(ids)] = torch.tensor(ids)
@@ -60,7 +61,9 @@ def stand_in(tasks: Sequence[str], vocab_size: int, cache: Path, log: Callable[[
     digest = hashlib.sha256(json.dumps([sorted(set(tasks)), vocab_size]).encode()).hexdigest()[:16]
     folder = cache / f"prompts-{digest}-{VERSION}-{tokenizers.__version__}"
     cached(folder, lambda temporary: _train(sorted(set(tasks)), vocab_size, temporary))
-    log(f"tokenizer: a stand-in for PaliGemma's, trained on the tasks, in {folder}; data.tokenizer=DIR names the real one")
+    log(
+        f"tokenizer: a stand-in for PaliGemma's (data.tokenizer=DIR names the real one), trained on the tasks: {folder}"
+    )
     return folder
 
 
