@@ -120,6 +120,7 @@ CHOICES = {
     "moe.drop": ("probs", "position"),
     "indexer.stage": ("sparse", "dense"),
     "data.packing": ("online", "offline"),
+    "data.statistics": ("policy", "dataset"),
     "data.format": ("alpaca", "sharegpt", "messages"),
     "data.train_turns": ("all", "last"),
     "parallelism.recompute": ("none", "selective", "full"),

@@ -89,7 +89,7 @@ RULES = (
         lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
     ),
     Rule(
-        ("data.cameras", "data.horizon", "data.conventions"),
+        ("data.cameras", "data.horizon", "data.conventions", "data.statistics"),
         lambda run: not has_demonstrations(run.data),
         lambda run: f"it is for demonstrations, and this is data={run.data.name}; data=lerobot reads them",
     ),
@@ -152,6 +152,11 @@ RULES = (
         ("hardware.nics", "hardware.socket"),
         lambda run: run.hardware.name == "kunlun" and run.launcher.nodes == 1,
         lambda run: "one node needs no network; launcher.nodes says how many there are",
+    ),
+    Rule(
+        ("optim.groups",),
+        lambda run: run.backend == "megatron" or run.task.name == "lora",
+        lambda run: "only backend=native has it" if run.backend == "megatron" else "task=lora trains adapters alone",
     ),
     Rule(
         ("optim.ema_decay",),

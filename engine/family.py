@@ -38,6 +38,7 @@ class Family:
     tasks: tuple[str, ...]
     # Object of engine.backends.native.objective.Objective, for models that are no token decoders; None: the default
     native: str | None = None
+    policy: str | None = None  # what engine.policy.runtime asks of a family of policies, its Serving
     inputs: str | None = None  # function(tensors, config, path) -> batch: what job=forward reads, with `native`
     data: str | None = None  # function as engine.data.loader.build_data, where it is not text that is learned
     check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch

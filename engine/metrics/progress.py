@@ -121,7 +121,7 @@ class Lines:
             ("loss", 8, f"{row['loss']:.4f}"),
             ("grad norm", 9, f"{row['grad_norm']:.3f}"),
             ("lr", 9, f"{row['lr']:.2e}"),
-            (f"{meter.unit}/s", 9, count(row[meter.rate])),
+            (f"{meter.unit}/s", len(meter.unit) + 2, count(row[meter.rate])),
             *([("TFLOP/s", 8, f"{tflops:.3g}" if tflops is not None else "")] if self._has_flops else []),
             *([("MFU", 6, percent(mfu) if mfu is not None else "")] if self._has_mfu else []),
             ("memory", 10, memory(row["mem_bytes"])),

@@ -18,6 +18,7 @@ from engine.data.lerobot.request import Request, request_of
 from engine.data.policy_batch import PolicyBatch
 from engine.data.resources import Log
 from engine.data.sources import BadSamples
+from engine.errors import UserError
 from engine.policy import conventions, statistics
 from engine.policy.describe import conventions_of
 from engine.policy.judge import Judged
@@ -101,8 +102,11 @@ def build(
     """The demonstrations of a run, as `engine.data.loader.build_data` builds text. Raises UserError."""
     request = request_of(run.data.cameras, run.data.horizon, run.model.horizon)
     made: dict[str, Processor] = {}
+    used: dict[str, Statistics] = {}
 
     def processors(opened: Sequence[Demonstrations], measured: dict[str, Statistics]) -> Processor:
+        measured = chosen(run, measured, tokenizer_dir)
+        used.update(measured)
         tasks = sorted({task for meta in _metas(opened) for task in meta.tasks.values()})
         parts = Parts(run, request, measured, tasks, log, tokenizer_dir)
         made.update({stream: make(parts, stream) for stream in ("train", "validation")})
@@ -116,9 +120,27 @@ def build(
     validation = {name: Judged(held_out, judge, names) for name, held_out in data.validation.items()}
     texts = {
         conventions.FILE: json.dumps(dataclasses.asdict(own), indent=2) + "\n",
-        statistics.FILE: statistics.text(data.statistics),
+        statistics.FILE: statistics.text(used),
     }
     return PolicyModule(data, validation, Tokenizing(judge.tokenizer), texts)
+
+
+def chosen(run: Run, measured: dict[str, Statistics], tokenizer_dir: Optional[Path]) -> dict[str, Statistics]:
+    """What to normalise with: of a resumed run its own, of a policy that is trained on what `data.statistics` says.
+
+    Raises UserError where that says nothing and a policy and the datasets disagree.
+    """
+    if tokenizer_dir is not None:
+        return statistics.load(tokenizer_dir.parent)
+    folder = Path(run.model.weights) if run.model.weights else None
+    if folder is None or not (folder / statistics.FILE).is_file() or run.data.statistics == "dataset":
+        if run.data.statistics == "policy":
+            raise UserError(f"data.statistics=policy: model.weights={folder} brings none; leave it out")
+        return measured
+    own = statistics.load(folder)
+    if run.data.statistics is None:
+        statistics.check(own, measured, f"model.weights={folder}")
+    return own
 
 
 def _metas(opened: Sequence[Demonstrations]) -> list[Meta]:

@@ -122,4 +122,5 @@ def differences(policy: dict[str, Statistics], dataset: dict[str, Statistics]) -
 def check(policy: dict[str, Statistics], dataset: dict[str, Statistics], where: str) -> None:
     """Raise UserError, one line for each feature, if a policy and a dataset disagree on normalisation."""
     if found := list(differences(policy, dataset)):
-        raise UserError("\n".join(f"{where}: {line}; train with the policy's own data, or afresh" for line in found))
+        ways = "data.statistics=policy keeps the policy's, data.statistics=dataset takes the dataset's"
+        raise UserError("\n".join(f"{where}: {line}; {ways}" for line in found))

@@ -50,6 +50,7 @@ def overrides(folder: Path, layout: str, *more: str) -> list[str]:
         *(f"data.path={dataset(folder)}", f"data.cache_dir={folder}/cache", "data.global_batch_size=12"),
         *("data.held_out=0.2", "data.workers=1", "data.prefetch=1"),
         *(f"schedule.steps={STEPS}", "schedule.warmup_steps=2", "optim.lr=4e-3", f"optim.clip_grad={CLIP}"),
+        "optim.groups=[{path: '*vision_tower*', lr_scale: 0.25, weight_decay: 0.5}, {path: '*mlp_in*', frozen: true}]",
         *(f"optim.ema_decay={EMA}", "optim.weight_decay=0.05", "job.eval_interval=20", "job.eval_rows=5"),
         *("checkpoint.export_hf=false", *LAYOUTS[layout][1], *more),
     ]
@@ -101,9 +102,14 @@ def by_hand(place: Path) -> tuple[list[tuple[float, float]], dict[str, Tensor], 
         for name, tensor in named.items():
             shape = tuple(tensor.shape)
             tensor.copy_(first.read("param", name, shape, (0,) * len(shape), shape))
+    seen = {name for name in named if "vision_tower" in name}
+    for name in named:
+        named[name].requires_grad_("mlp_in" not in name)
     groups = [
-        {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": settings.optim.weight_decay},
-        {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
+        {"params": [p for n, p in named.items() if p.dim() > 1 and n not in seen], "weight_decay": 0.05, "scale": 1.0},
+        {"params": [p for n, p in named.items() if p.dim() == 1 and n not in seen], "weight_decay": 0.0, "scale": 1.0},
+        {"params": [p for n, p in named.items() if p.dim() > 1 and n in seen], "weight_decay": 0.5, "scale": 0.25},
+        {"params": [p for n, p in named.items() if p.dim() == 1 and n in seen], "weight_decay": 0.0, "scale": 0.25},
     ]
     optimizer = torch.optim.AdamW(groups, betas=settings.optim.betas, eps=settings.optim.eps)
     average = {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -121,7 +127,7 @@ def by_hand(place: Path) -> tuple[list[tuple[float, float]], dict[str, Tensor], 
         (total / settings.data.global_batch_size).backward()
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, settings.optim.lr, settings.schedule)
+            group["lr"] = learning_rate(step, settings.optim.lr, settings.schedule) * group["scale"]
         optimizer.step()
         for name, tensor in named.items():
             average[name] = EMA * average[name] + (1 - EMA) * tensor.detach()

@@ -94,7 +94,7 @@ def randomise(model: torch.nn.Module, seed: int, scale: float = 1.0) -> None:
 def processed(
     settings: PI05Config, statistics: dict[str, dict[str, torch.Tensor]], state: torch.Tensor, action: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, list[str], torch.Tensor]:
-    """What its own steps make of a batch: normalised state and actions, prompts, and the actions back in their units."""
+    """What its own steps make of a batch: normalised state and actions, prompts, and the actions in units again."""
     from lerobot.policies.pi05.processor_pi05 import Pi05PrepareStateTokenizerProcessorStep
     from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
     from lerobot.processor.converters import create_transition

@@ -19,7 +19,7 @@ from tests.parity import lerobot_pi05 as lerobot
 BASE: dict[str, Any] = {
     "name": "parity",
     "num_heads": 8,
-    "vocab_size": 97,
+    "vocab_size": 301,
     "patch_size": 7,
     "max_action_dim": 9,
     "max_state_dim": 11,

@@ -20,7 +20,10 @@ from zoo.pi05.weights import EMBEDDING, HEADS, VISION, weight_map
 from engine.architecture import read_architecture
 from engine.checkpoint.config import config_text, to_published
 from engine.family import load_family
-from engine.policy.statistics import statistics
+from engine.policy.conventions import Camera, Conventions, Space
+from engine.policy.describe import short
+from engine.policy.runtime import Observation, Runtime
+from engine.policy.statistics import save, statistics
 from tests.freezing import freeze
 from tests.parity import lerobot_pi05 as lerobot
 from tests.parity.test_policies import ACTION, CAMERAS, CASES, ROWS, STATE, as_lerobot, close, observed
@@ -129,7 +132,7 @@ def test_images_are_lerobots(theirs: Any, height: int, width: int) -> None:
 
 
 def test_prompts_and_numbers_are_lerobots(tmp_path: Path) -> None:
-    """Normalised state and actions, the prompt with its bins, and the way back; then tokens as transformers makes them."""
+    """Normalised state and actions, the prompt with its bins, and the way back; tokens as transformers makes them."""
     from transformers import AutoTokenizer
 
     random = np.random.default_rng(0)
@@ -158,6 +161,49 @@ def test_prompts_and_numbers_are_lerobots(tmp_path: Path) -> None:
     assert made.noise.shape == (ROWS, 5, config.max_action_dim)
     alone = processor(batch.take([1]))
     assert torch.equal(alone.noise[0], made.noise[1]) and alone.time[0] == made.time[1], "a sample has its own noise"
+
+
+def test_a_policy_directory_acts_as_lerobot_does(theirs: Any, tmp_path: Path) -> None:
+    """From images, state and words to actions in units, each observation alone or in a batch; one lacks a camera."""
+    random = np.random.default_rng(1)
+    values = {"observation.state": random.normal(size=(90, STATE)), "action": random.normal(size=(90, ACTION)) * 4}
+    measured = {name: statistics([array]) for name, array in values.items()}
+    folder = write(tmp_path / "policy", {n: t.contiguous() for n, t in theirs.state_dict().items()})
+    keys = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(keys | {"tokenizer_max_length": 60}))
+    for file in stand_in(lerobot.TASKS, CONFIG.vocab_size, tmp_path).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    save(measured, folder)
+    cameras = tuple(Camera(short(name), 9, 14) for name in CAMERAS)
+    spaces = {"state": Space(tuple("abcde")), "action": Space(tuple("xyz"))}
+    Conventions("pi05", "arm", cameras, **spaces, horizon=CONFIG.chunk_size, replan=1).save(folder)
+
+    policy = Runtime(folder, torch.device("cpu"))
+    seen = [
+        Observation(
+            {short(name): random.integers(0, 256, (9, 14, 3), np.uint8) for name in CAMERAS[: 3 - row]},
+            *(values["observation.state"][row], lerobot.TASKS[row], 40 + row),
+        )
+        for row in range(2)
+    ]
+    actions = policy.infer(seen)
+    for row, one in enumerate(seen):
+        images = {
+            f"observation.images.{n}": torch.tensor(i)[None].permute(0, 3, 1, 2) / 255 for n, i in one.images.items()
+        }
+        state = torch.tensor(one.state[None]).float()
+        settings = lerobot.settings(CONFIG, CAMERAS, STATE, ACTION)
+        theirs_of = {n: {q: torch.tensor(getattr(s, q)).float() for q in ("q01", "q99")} for n, s in measured.items()}
+        _, _, prompts, _ = lerobot.processed(settings, theirs_of, state.expand(3, -1), torch.zeros(3, 1, ACTION))
+        tokens, mask = Prompts(folder, 60, CONFIG.vocab_size)([prompts[row]])
+        noise = torch.from_numpy(Draw(0, "serve")(40 + row, (CONFIG.chunk_size, CONFIG.max_action_dim), CONFIG)[0])[
+            None
+        ]
+        sampled = lerobot.sample(theirs, *theirs._preprocess_images(images), tokens, mask, noise=noise)
+        low, high = (torch.tensor(getattr(measured["action"], q)).float() for q in ("q01", "q99"))
+        wanted = (sampled[..., :ACTION] + 1) * (high - low) / 2 + low  # lerobot's inverse of quantiles
+        close(torch.from_numpy(actions[row])[None], wanted, atol=1e-3)
+        np.testing.assert_allclose(policy.infer([one])[0], actions[row], atol=1e-4)
 
 
 def test_times_are_drawn_as_published() -> None:

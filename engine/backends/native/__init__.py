@@ -24,6 +24,7 @@ from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.lora.names import trained_adapters, with_adapters
 from engine.optim.adamw import AdamW
+from engine.optim.groups import group_of, groups_of
 from engine.optim.split import MainWeights
 from engine.schema import Run
 from hardware.base import Hardware
@@ -73,8 +74,9 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         weight_map = with_adapters(weight_map, adapters)
     if own is None and sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
         chosen["sparse_attention"] = chooser
+    groups = groups_of(run.optim.groups) if mode == "train" else []
     for name, parameter in model.named_parameters():
-        if name in weight_map.unlearned:
+        if name in weight_map.unlearned or (group_of(name, groups).frozen and not adapters):
             parameter.requires_grad_(False)
     buffers = make_buffers(model, weight_map, device, rank)
     held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
@@ -98,14 +100,17 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
 
     strategy = _strategy(run, hardware, model, device, (rank, ranks), bf16, mode)
     for shard in strategy.shards:
-        shard.trained |= shard.name in weight_map.unlearned
+        # What stands still is held all the same, unless it is the base that adapters are trained on.
+        shard.trained |= shard.name in weight_map.unlearned or (mode == "train" and not adapters)
     optimizer: AdamW | MainWeights | None = None
     if mode == "train":
-        tensors = [(shard.shape, shard.local) for shard in strategy.shards if shard.updated and shard.local.numel()]
+        held_here = [shard for shard in strategy.shards if shard.updated and shard.local.numel()]
+        tensors = [(shard.shape, shard.local) for shard in held_here]
+        own_groups = [group_of(shard.name, groups) for shard in held_here] if groups else []
         optimizer = (
-            MainWeights(tensors, run.optim, chosen["split_adamw"].kernel.load())
+            MainWeights(tensors, run.optim, chosen["split_adamw"].kernel.load(), own_groups)
             if main
-            else AdamW(tensors, run.optim, fused=hardware.supports("fused_adamw"))
+            else AdamW(tensors, run.optim, hardware.supports("fused_adamw"), own_groups)
         )
     backend = NativeBackend(
         strategy,

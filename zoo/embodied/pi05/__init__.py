@@ -12,6 +12,7 @@ FAMILY = Family(
     weights="zoo.pi05.weights:weight_map",
     megatron=None,
     native="zoo.pi05.objective:OBJECTIVE",
+    policy="zoo.pi05.data:serve",
     inputs="zoo.pi05.inputs:read",
     data="zoo.pi05.data:build",
     check="zoo.pi05.check:check",

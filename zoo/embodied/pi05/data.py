@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from engine.data.lerobot import ACTION, STATE
 from engine.data.resources import cache_dir
 from engine.policy.data import Parts, PolicyModule
 from engine.policy.data import build as build_module
+from engine.policy.statistics import Statistics
 from engine.schema import Run
+from zoo.pi05.config import Pi05Config
+from zoo.pi05.model import Pi05Policy
 from zoo.pi05.processor import Draw, Processor
 from zoo.pi05.prompts import Prompts, stand_in
 
@@ -30,3 +36,11 @@ def make(parts: Parts, stream: str) -> Processor:
     draw = Draw(run.seed if stream == "train" else VALIDATION_SEED, stream)
     state, action = parts.statistics[parts.request.state], parts.statistics[parts.request.action]
     return Processor(config, prompts, state, action, draw)
+
+
+def serve(config: Pi05Config, tokenizer: Path, measured: dict[str, Statistics], horizon: int) -> tuple[Any, Processor]:
+    """See `engine.policy.runtime.Serving`."""
+    prompts = Prompts(tokenizer, config.tokenizer_max_length, config.vocab_size)
+    with torch.device("meta"):
+        module = Pi05Policy(config)
+    return module, Processor(config, prompts, measured[STATE], measured[ACTION], Draw(VALIDATION_SEED, "serve"))

@@ -23,7 +23,7 @@ SMALLEST = len(SPECIAL) + 256
 
 
 class Prompts:
-    """Texts to tokens [B, S], filled up on the right; those longer than the model reads are cut, as in the reference."""
+    """Texts to tokens [B, S], filled up on the right; longer ones than the model reads are cut, as in the reference."""
 
     def __init__(self, folder: Path, length: int, vocab_size: int) -> None:
         """Raises UserError for a directory without a tokenizer, or with one that has more tokens than the model."""
