@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends.base import EMA
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
-from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, sync_folder, write_synced
+from engine.checkpoint.card import ADAPTER, CONFIG, POLICY, Card, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
 from engine.checkpoint.dequantise import to_fp8
 from engine.checkpoint.headers import INDEX as HF_INDEX
@@ -221,8 +221,9 @@ def _complete(
         total = sum(t.nbytes for shard in shards for t in shard)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         write_synced(temporary / HF_INDEX, json.dumps(index, indent=2) + "\n")
-    # PEFT's directories leave the config to the base that they name.
-    texts = {ADAPTER: card.texts[ADAPTER]} if ADAPTER in card.texts else card.texts
+    # PEFT's directories leave the config to the base that they name; a policy's numbers are those of its own data.
+    adapter = {name: card.texts[name] for name in (ADAPTER, *POLICY) if name in card.texts}
+    texts = adapter if ADAPTER in card.texts else card.texts
     for name, text in texts.items():
         write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
     card.write_tokenizer(temporary)

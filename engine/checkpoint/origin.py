@@ -62,7 +62,7 @@ def make_card(
 def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:
     """Of a run that trains adapters: they are stored in fp32 under PEFT's names, and their config names the base."""
     base, settings = Path(run.model.weights), run.task.lora
-    layers = linear_layers(weight_map.published, settings.targets)
+    layers = linear_layers(weight_map.adaptable, settings.targets)
     targets = list(dict.fromkeys(last(layer) for layer in layers))
     texts = _published_card(base, family, weight_map).texts | {
         ADAPTER: adapter_text(settings, targets, str(base), fused_of(weight_map))

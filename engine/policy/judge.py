@@ -20,10 +20,12 @@ class Judged:
     def __init__(self, held_out: PolicyHeldOut, processor: Any, names: Sequence[str]) -> None:
         """`names` of the action's numbers, in the dataset's order."""
         self._held_out, self._processor, self._names = held_out, processor, tuple(names)
+        self._seen: Optional[tuple[int, list[PolicyBatch]]] = None  # kept between the two halves of an evaluation
 
     def batches(self, rows: int) -> list[PolicyBatch]:
         """This rank's micro-batches."""
-        return [self._processor(batch) for batch in self._held_out.batches(rows)]
+        self._seen = rows, self._held_out.batches(rows)
+        return [self._processor(batch) for batch in self._seen[1]]
 
     def coverage(self, rows: int) -> tuple[int, int, bool]:
         """See `PolicyHeldOut.coverage`."""
@@ -38,7 +40,8 @@ class Judged:
 
         The full sampler runs from each sample's own noise. Steps beyond an episode's end do not count. Collective.
         """
-        raw = self._held_out.batches(rows)
+        seen, self._seen = self._seen, None
+        raw = seen[1] if seen is not None and seen[0] == rows else self._held_out.batches(rows)
         sampled = backend.outputs([self._processor(batch) for batch in raw])
         errors = action_errors(raw, [self._processor.actions(out["actions"]) for out in sampled])
         totals = torch.tensor(comm.all_gather(errors.tolist()), dtype=torch.float64).sum(0)

@@ -82,7 +82,10 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
     if not covers([*held, *((shard.name, shard.local) for shard in buffers)], weight_map):
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
-    buffers += kept_tensors(weight_map, device, (rank, ranks))
+    others = kept_tensors(weight_map, device, (rank, ranks))
+    for shard in others:
+        shard.trained = adapters is None
+    buffers += others
     fill_buffers(model, device)
     loss_head = None
     if fused and not own:

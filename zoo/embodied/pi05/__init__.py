@@ -16,5 +16,5 @@ FAMILY = Family(
     inputs="zoo.pi05.inputs:read",
     data="zoo.pi05.data:build",
     check="zoo.pi05.check:check",
-    tasks=("pretrain",),
+    tasks=("pretrain", "lora"),
 )

@@ -43,6 +43,7 @@ def weight_map(model: Pi05Config) -> WeightMap:
         num_layers=model.depth,
         aliases=_aliases(published),
         unlearned=frozenset(unlearned),
+        idle=frozenset(unlearned),
         kept=frozenset(HEADS),
         stand_ins={HEADS[0]: EMBEDDING, EMBEDDING: HEADS[0]},
     )
