@@ -98,7 +98,7 @@ def processed(
     from lerobot.policies.pi05.processor_pi05 import Pi05PrepareStateTokenizerProcessorStep
     from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
     from lerobot.processor.converters import create_transition
-    from lerobot.types import TransitionKey
+    from lerobot.lerobot_types import TransitionKey
 
     features = {**settings.input_features, **settings.output_features}
     given = {"features": features, "norm_map": settings.normalization_mapping, "stats": statistics}
