@@ -70,6 +70,8 @@ def read_architecture(folder: Path, family: Family) -> Any:
     """
     path = (folder if (folder / CONFIG).is_file() else base_of(folder)) / CONFIG
     published = _read_json(path)
+    if "model_type" not in published and isinstance(published.get("type"), str):
+        published["model_type"] = published["type"]  # as lerobot calls it
     if published.get("model_type") not in family.model_types:
         raise UserError(
             f"{path}: model_type is {published.get('model_type')!r}, and the {family.name} family is "
@@ -235,7 +237,7 @@ def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
         known = {*weights.published, *weights.aliases} - set(quantised)
         problems += _dtype_problems({n: info.dtype for n, info in infos.items() if n in known}, weights.aliases)
         problems += wrong_scales(stored, quantised)
-    if problems := [*mismatches(found, weights.published, weights.aliases), *problems]:
+    if problems := [*mismatches(found, weights.published, weights.aliases, weights.stand_ins), *problems]:
         raise UserError(
             f"{folder}: these weights are not those of its {CONFIG}:" + "".join(f"\n  {p}" for p in problems)
         )

@@ -39,6 +39,9 @@ COUNTS = {
         *("shared_expert_intermediate_size", "kv_channels", "seq_length"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         *("n_routed_experts", "n_group", "topk_group"),
+        *("depth", "num_heads", "num_kv_heads", "width", "mlp_dim", "expert_width", "expert_mlp_dim"),
+        *("vision_width", "vision_mlp_dim", "vision_depth", "vision_heads", "patch_size", "image_size"),
+        *("chunk_size", "max_action_dim", "max_state_dim", "num_inference_steps", "tokenizer_max_length"),
     ),
 }
 NOT_NEGATIVE = (
@@ -59,7 +62,7 @@ NOT_NEGATIVE = (
 )
 PATHS = (
     *("model.weights", "checkpoint.resume", "data.path", "data.tokenizer", "data.cache_dir", "data.inputs"),
-    *("data.chat_template", "task.lora.adapter", "job.source", "job.out"),
+    *("data.chat_template", "data.conventions", "task.lora.adapter", "job.source", "job.out"),
 )
 POSITIVE = (
     "faults.spike_threshold",
@@ -71,6 +74,7 @@ POSITIVE = (
     "model.rms_norm_eps",
     "model.rope_theta",
     *("model.layer_norm_epsilon", "model.rotary_emb_base"),
+    *("model.time_sampling_beta_alpha", "model.time_sampling_beta_beta", "model.min_period", "model.max_period"),
 )
 
 MOST_PARTS = 100_000  # layers, or experts of one: tables of them are made
@@ -98,7 +102,9 @@ RANGES = (
     ),
     Range(NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "0 or more"),
     Range(POSITIVE, lambda v: v > 0 and math.isfinite(v), "greater than 0 and finite"),
-    Range(("data.held_out", "task.lora.dropout"), lambda v: 0 <= v < 1, "at least 0 and less than 1"),
+    Range(
+        ("data.held_out", "task.lora.dropout", "optim.ema_decay"), lambda v: 0 <= v < 1, "at least 0 and less than 1"
+    ),
     Range(("schedule.min_lr_ratio", "model.attention_dropout"), lambda v: 0 <= v <= 1, "from 0 to 1"),
     Range(("launcher.master_port",), lambda v: 1 <= v <= 65535, "a port from 1 to 65535"),
     Range(("profile.steps", "debug.steps"), lambda v: len(v) > 0 and min(v) >= 1, "steps, counted from 1"),
@@ -114,6 +120,7 @@ CHOICES = {
     "moe.drop": ("probs", "position"),
     "indexer.stage": ("sparse", "dense"),
     "data.packing": ("online", "offline"),
+    "data.statistics": ("policy", "dataset"),
     "data.format": ("alpaca", "sharegpt", "messages"),
     "data.train_turns": ("all", "last"),
     "parallelism.recompute": ("none", "selective", "full"),
@@ -191,6 +198,10 @@ def _only(choices: Sequence[str]) -> str:
 
 
 def _names(run: Run, family: Family) -> Iterator[str]:
+    if run.backend == "megatron" and family.megatron is None:
+        yield f"backend=megatron: {family.name} is not made of Megatron's parts; backend=native is the only one"
+    if family.data and run.job.name in ("sample", "prepare"):
+        yield f"job={run.job.name}: it is for text, and {family.name} does not learn from text; job=train does"
     if run.task.name not in family.tasks:
         yield f"task={run.task.name}: {family.name} has no such task; {_only(family.tasks)}"
     name = run.run_id

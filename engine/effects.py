@@ -89,9 +89,14 @@ RULES = (
         lambda run: f"it is for conversations, and this is data={run.data.name}; data=chat (or task=sft) reads them",
     ),
     Rule(
-        ("data.cameras", "data.horizon"),
+        ("data.cameras", "data.horizon", "data.conventions", "data.statistics"),
         lambda run: not has_demonstrations(run.data),
         lambda run: f"it is for demonstrations, and this is data={run.data.name}; data=lerobot reads them",
+    ),
+    Rule(
+        ("data.seq_len", "data.vocab_size", "data.packing", "data.shuffle_rows"),
+        lambda run: has_demonstrations(run.data),
+        lambda run: "it is for rows of text, and this learns from demonstrations",
     ),
     Rule(
         ("data.train_turns",),
@@ -147,6 +152,16 @@ RULES = (
         ("hardware.nics", "hardware.socket"),
         lambda run: run.hardware.name == "kunlun" and run.launcher.nodes == 1,
         lambda run: "one node needs no network; launcher.nodes says how many there are",
+    ),
+    Rule(
+        ("optim.groups",),
+        lambda run: run.backend == "megatron" or run.task.name == "lora",
+        lambda run: "only backend=native has it" if run.backend == "megatron" else "task=lora trains adapters alone",
+    ),
+    Rule(
+        ("optim.ema_decay",),
+        lambda run: run.backend == "megatron" or run.task.name == "lora",
+        lambda run: "only backend=native has it" if run.backend == "megatron" else "task=lora averages no adapters",
     ),
     Rule(
         ("optim.offload",),

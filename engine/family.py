@@ -34,8 +34,13 @@ class Family:
     reference: str  # the reference implementation's model class
     reference_config: str
     weights: str  # function(config) -> engine.checkpoint.weight_map.WeightMap, free of torch
-    megatron: str  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
+    megatron: str | None  # function(config, run) -> the Megatron model parts, see engine.backends.megatron
     tasks: tuple[str, ...]
+    # Object of engine.backends.native.objective.Objective, for models that are no token decoders; None: the default
+    native: str | None = None
+    policy: str | None = None  # what engine.policy.runtime asks of a family of policies, its Serving
+    inputs: str | None = None  # function(tensors, config, path) -> batch: what job=forward reads, with `native`
+    data: str | None = None  # function as engine.data.loader.build_data, where it is not text that is learned
     check: str | None = None  # function(config, backend) -> lines that say what it cannot have, free of torch
     architecture: str | None = None  # the class that a published config.json names, where it is not the reference's
     # Published in FP8 by blocks: last names of matrices that are not; None: not published in FP8.

@@ -111,6 +111,8 @@ def _groups(family: Family, run: Any) -> str:
 def _examples(name: str, command: str) -> list[str]:
     latest, family = f"outputs/{name}/latest", load_family(name)
     largest = sizes(family)[-1]
+    if family.data:
+        return _examples_of_policy(command, latest, largest)
     experts = "expert" in (family_folder(family) / "model" / f"{largest}.yaml").read_text()
     return [
         f"{command}                                    # the defaults: a small model, real text, this machine",
@@ -121,6 +123,17 @@ def _examples(name: str, command: str) -> list[str]:
         f'{command} job=sample model.weights={latest}/hf prompt="import "',
         f"{command} job=forward model.weights={latest}/hf data.inputs=batch.safetensors grad=true",
         f"{command} model={largest} parallelism={'ep8' if experts else 'tp2_sp'} launcher=print",
+    ]
+
+
+def _examples_of_policy(command: str, latest: str, largest: str) -> list[str]:
+    return [
+        f"{command} data.path=demos                    # a small policy from a LeRobot dataset, on this machine",
+        f"{command} data.path=demos parallelism=ddp2   # two processes",
+        f"{command} -m data.path=demos optim.lr=1e-4,1e-3",
+        f"{command} checkpoint.resume={latest}",
+        f"{command} job=forward model.weights={latest}/hf data.inputs=batch.safetensors grad=true",
+        f"{command} model={largest} precision=bf16 parallelism=fsdp launcher=print",
     ]
 
 

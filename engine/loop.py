@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.backends.base import TRAINED, Backend, Slice, StepResult
+from engine.backends.base import Backend, Slice, StepResult, trained_kinds, unit_of
 from engine.checkpoint.hf import export_run
 from engine.checkpoint.manager import CheckpointManager
 from engine.context import Context
@@ -46,7 +46,7 @@ class Loop:
         self.context, self.run_config = context, context.run
         self.backend, self.data, self.manager, self.metrics = backend, data, manager, metrics
         self.step, self.tokens, self.best_val_loss = start.step, start.tokens, start.best_val_loss
-        self.first_step = start.step
+        self.first_step, self.unit = start.step, unit_of(backend)
         self.last: dict[str, Any] = {}
         self.last_val: dict[str, Any] = {}
         self.spikes = SpikeRule(context.run.faults, start.state.get("spikes"))
@@ -59,7 +59,8 @@ class Loop:
         previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         self.context.begin()
         steps, job, settings = self.run_config.schedule.steps, self.run_config.job, self.run_config.checkpoint
-        progress = Progress(self.run_config, self.context.hardware, self.first_step, self.context.rank == 0)
+        active, hardware = self.context.rank == 0, self.context.hardware
+        progress = Progress(self.run_config, hardware, self.first_step, active, unit=self.unit)
         try:
             with progress:
                 while self.step < steps:
@@ -114,8 +115,7 @@ class Loop:
             "loss": result.loss_sum / max(1, result.num_tokens),
             "grad_norm": result.grad_norm,
             "lr": lr,
-            "tokens": self.tokens,
-            "step_tokens": result.num_tokens,
+            **self._items(result.num_tokens),
             "data_wait_s": ready - begin,
             "step_s": time.perf_counter() - begin,
             **result.metrics,
@@ -125,6 +125,10 @@ class Loop:
         if self.spikes.last is not None:
             self._note_spike()
         return self.last
+
+    def _items(self, of_step: int) -> dict[str, int]:
+        """How much was learned from so far, and in this step: tokens, or samples."""
+        return {"tokens" if self.unit == "tokens" else f"{self.unit}_seen": self.tokens, f"step_{self.unit}": of_step}
 
     def _troubles(self) -> dict[str, Any]:
         """How many samples were skipped and reads tried again so far, where there were any."""
@@ -158,9 +162,10 @@ class Loop:
         )
 
     def _validate(self, progress: Progress) -> None:
-        """Loss over the held-out rows, in nats per token and bits per byte."""
+        """Loss over the held-out rows, in nats per token and bits per byte; of policies also their actions' errors."""
         self.context.page.beat(f"step {self.step}, validation")
-        fields = validate(self.backend, self.data.validation, self.run_config.job.eval_rows)
+        sets, comm = self.data.validation, self.context.comm
+        fields = validate(self.backend, sets, self.run_config.job.eval_rows, comm)
         if not fields:
             return
         row = {"step": self.step, **fields}
@@ -195,7 +200,7 @@ class Loop:
             "data": self.data.train.state(self.step),
             "spikes": self.spikes.state(),
         }
-        self.manager.save(self.step, self._marked(self.backend.state(TRAINED)), state)
+        self.manager.save(self.step, self._marked(self.backend.state(trained_kinds(self.backend))), state)
 
     def _marked(self, slices: Iterator[Slice]) -> Iterator[Slice]:
         """The slices; each that is taken counts as progress."""
@@ -209,9 +214,12 @@ class Loop:
             return
         if self.context.rank == 0:
             out = export_run(self.context, self.saved)
-            sample = continuation(self.context, out)
-            self.context.result |= {"hf": str(out), "sample": sample}
-            self.context.log(f"a sample: {sample['prompt']}{sample['text']}\n\nHugging Face directory: {out}")
+            self.context.result["hf"] = str(out)
+            if self.context.family.native is None:
+                sample = continuation(self.context, out)
+                self.context.result["sample"] = sample
+                self.context.log(f"a sample: {sample['prompt']}{sample['text']}\n")
+            self.context.log(f"Hugging Face directory: {out}")
         self.context.comm.barrier()
 
     def summary(self) -> dict[str, Any]:

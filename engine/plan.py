@@ -13,11 +13,13 @@ from engine.checkpoint.card import TOKENIZER, tokenizer_files
 from engine.checkpoint.paths import find_checkpoint, is_checkpoint
 from engine.checks import check
 from engine.compose import Composition, compose, family_folder
+from engine.data.sources import LEROBOT
 from engine.errors import UserError
 from engine.family import Family, load_family
 from engine.layout import check_layout
 from engine.lora.adapter import base_of, is_adapter
 from engine.lora.choose import choose_base, choose_settings
+from engine.optim import groups
 from engine.plausible import doubts
 from engine.resolve import resolve
 from engine.resume import (
@@ -87,6 +89,7 @@ def plan(name: str, overrides: list[str]) -> Plan:
     run = resolve(mtp.decide(run), accelerators(hardware), new_run_id(), compiles=hardware.supports("compile"))
     mtp.check(run, family)
     published_fp8.check(run, family)
+    groups.check(run, family)
     run, changes = rewritten(run, hardware)
     notes = [*changes, *notes]
     try:
@@ -200,6 +203,8 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
 
 def _check_data(run: Run) -> None:
     data = run.data if run.checkpoint.resume is None else dataclasses.replace(run.data, tokenizer=None)
+    if data.name == LEROBOT and data.path is None and run.launcher.name == "print":
+        return  # a layout may be looked at before there are demonstrations
     if (data.name, data.path, data.tokenizer, data.validation) == ("stdlib", None, None, None):
         return  # nothing in it is the user's, and listing the library takes a quarter of a second
     from engine.data.check import check_paths

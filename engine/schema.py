@@ -60,6 +60,8 @@ class Data:
     final_tool_calls: bool = False  # a conversation may end with a tool call that has no result
     cameras: Optional[list[Any]] = None  # lerobot: the cameras to read; None: all
     horizon: Optional[int] = None  # lerobot: actions of a chunk; None: the model's
+    statistics: Optional[str] = None  # policy | dataset: what to normalise with; None: a policy's own, if both agree
+    conventions: Optional[str] = None  # lerobot: folder of a conventions.json; None: that of the dataset, if it has one
 
 
 @dataclass
@@ -130,6 +132,8 @@ class Optim:
     eps: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # not on norms and biases
     clip_grad: float = 1.0  # 0: no clipping
+    groups: Optional[list[Any]] = None  # [{path: "*embed*", lr_scale: 0.1, weight_decay: 0}, {path: ..., frozen: true}]
+    ema_decay: Optional[float] = None  # average the weights over the steps with this decay, for exports (native)
     offload: bool = False  # keep and update the optimizer's state in host memory (megatron)
 
 

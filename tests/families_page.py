@@ -32,6 +32,7 @@ named here. The errors are the largest that were seen: of logits (absolute), of 
 gradient (norm of the difference over the norm). Parameters are published numbers, which a test compares with the weight
 map; layers for multi-token prediction are not counted.
 """
+APART = "Compared with its reference by tests of its own, of which its page tells."
 
 
 def collect(measured: Measured) -> dict[str, dict[str, Any]]:
@@ -60,7 +61,7 @@ def page(facts: dict[str, dict[str, Any]]) -> str:
 
 def block(family: Family, errors: dict[str, dict[str, float]]) -> str:
     """One family."""
-    known = entry(family)
+    known, tried = entry(family), layouts(family.name)
     rows = [
         f"### [{family.name}](../zoo/{family.shelf}/{family.name}/README.md)",
         "",
@@ -69,9 +70,8 @@ def block(family: Family, errors: dict[str, dict[str, float]]) -> str:
         "",
         f"Sizes: {', '.join(counted_sizes(known))}.",
         "",
-        "| layout | logits | loss | gradients |",
-        "|---|---|---|---|",
-        *(row(layout, errors.get(layout, {})) for layout in layouts(family.name)),
+        *(["| layout | logits | loss | gradients |", "|---|---|---|---|"] if tried else [APART]),
+        *(row(layout, errors.get(layout, {})) for layout in tried),
         "",
     ]
     refused = harness.refused(family.name)

@@ -14,13 +14,14 @@ from engine.schema import Run
 from hardware.base import Hardware
 
 TRAINED = ("param", "exp_avg", "exp_avg_sq")  # the kinds that a training checkpoint holds
+EMA = "ema"  # one more where weights are averaged over the steps: what exports hold in the place of "param"
 
 
 @dataclass(frozen=True)
 class Slice:
     """A rectangular part of a tensor in the published layout: published[offset : offset + tensor.shape]."""
 
-    kind: str  # "param" | "exp_avg" | "exp_avg_sq" | "grad" | "output"
+    kind: str  # "param" | "exp_avg" | "exp_avg_sq" | "ema" | "grad" | "output"
     name: str  # published name
     shape: tuple[int, ...]  # of the whole published tensor
     offset: tuple[int, ...]
@@ -119,6 +120,16 @@ class Backend(Protocol):
 
     def modules(self) -> dict[str, nn.Module]:
         """This rank's modules whose outputs are worth watching, by published name (`engine.inspect.modules`)."""
+
+
+def trained_kinds(backend: Backend) -> tuple[str, ...]:
+    """What a training checkpoint of this backend holds."""
+    return (*TRAINED, EMA) if getattr(backend, "averages", False) else TRAINED
+
+
+def unit_of(backend: Backend) -> str:
+    """What a backend's losses are means over: tokens, or samples."""
+    return getattr(backend, "unit", "tokens")
 
 
 class Builder(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,19 @@ def row_tokens(labels_BS: Tensor) -> Tensor:
     return (labels_BS != IGNORE).sum(1)
 
 
-def add_up(count: int, rows: Sequence[tuple[Batch, Tensor]], device: torch.device, with_tokens: bool = True) -> Tensor:
-    """Loss sum and supervised tokens of each of `count` sources, fp64 [count, 2], on this rank.
+def tokens_of(batch: Batch) -> Tensor:
+    """Supervised tokens of each row of a batch, [B]."""
+    return row_tokens(batch.labels_BS)
+
+
+def add_up(
+    count: int,
+    rows: Sequence[tuple[Any, Tensor]],
+    device: torch.device,
+    items: Callable[[Any], Tensor] = tokens_of,
+    with_tokens: bool = True,
+) -> Tensor:
+    """Loss sum and number of items (supervised tokens) of each of `count` sources, fp64 [count, 2], on this rank.
 
     `rows` are micro-batches and the loss sums of their rows, [B]. Micro-batches without sources (fillers) do not count.
     Of ranks that share rows only one counts the tokens.
@@ -32,7 +44,7 @@ def add_up(count: int, rows: Sequence[tuple[Batch, Tensor]], device: torch.devic
     for batch, losses_B in rows:
         if not batch.sources:
             continue
-        tokens_B = row_tokens(batch.labels_BS).to(device).double() * with_tokens
+        tokens_B = items(batch).to(device).double() * with_tokens
         pairs = torch.stack([losses_B.double(), tokens_B], 1)
         totals.index_add_(0, torch.tensor(batch.sources, device=device), pairs)
     return totals

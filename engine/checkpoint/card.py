@@ -11,7 +11,8 @@ from engine.errors import UserError
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"  # of a checkpoint that holds adapters only
-TEXTS = (CONFIG, "generation_config.json", ADAPTER)
+POLICY = ("conventions.json", "statistics.json")  # of a robot's policy
+TEXTS = (CONFIG, "generation_config.json", ADAPTER, *POLICY)
 TOKENIZER = "tokenizer"
 # Files that tokenizers and processors of published models consist of.
 TOKENIZER_FILES = (

@@ -18,13 +18,15 @@ def to_published(family: Family, model: Any) -> dict[str, Any]:
     left_out = {*MODEL_ONLY_KEYS, *getattr(model, "NOT_PUBLISHED", ())}
     name = family.architecture or family.reference.partition(":")[2]
     head = {"architectures": [name], "model_type": family.model_type}
-    return head | {key: value for key, value in keys.items() if key not in left_out}
+    published = head | {key: value for key, value in keys.items() if key not in left_out}
+    return model.publish(published) if hasattr(model, "publish") else published
 
 
 def config_text(published: dict[str, Any], dtype: str) -> str:
     """`config.json` for weights of a dtype (F32, BF16, F16). transformers 4 reads `torch_dtype`, 5 reads `dtype`."""
     name = TORCH_NAMES.get(dtype, "float32")
-    return json.dumps(published | {"dtype": name, "torch_dtype": name}, indent=2, sort_keys=True) + "\n"
+    keys = ("dtype",) if "type" in published else ("dtype", "torch_dtype")  # lerobot knows the one alone
+    return json.dumps(published | dict.fromkeys(keys, name), indent=2, sort_keys=True) + "\n"
 
 
 def with_dtype(text: str, dtype: str) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engine.errors import UserError
@@ -141,12 +142,19 @@ def _what_there_is(folder: Path) -> str:
     return f"{SINGLE}, or {INDEX} and the files it names, should be there"
 
 
-def mismatches(found: Mapping[str, Shape], wanted: Mapping[str, Shape], aliases: Mapping[str, str]) -> list[str]:
+def mismatches(
+    found: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
+    aliases: Mapping[str, str],
+    stand_ins: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """Every tensor that is missing or has another shape, layers of one kind in one line. Empty if all is well."""
     shapes = {target: found[alias] for alias, target in aliases.items() if alias in found}
     missing, misshapen = [], []
     for name, shape in wanted.items():
         there = found.get(name, shapes.get(name))
+        if there is None and (other := stand_ins.get(name)) is not None:
+            there = found.get(other, shapes.get(other))
         if there is None:
             missing.append(name)
         elif there != shape:

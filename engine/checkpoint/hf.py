@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.backends.base import EMA
 from engine.checkpoint.agree import Alone, Ranks, agree, attempt
-from engine.checkpoint.card import ADAPTER, CONFIG, Card, read_card, sync_folder, write_synced
+from engine.checkpoint.card import ADAPTER, CONFIG, POLICY, Card, read_card, sync_folder, write_synced
 from engine.checkpoint.config import DTYPE_OF, with_dtype
 from engine.checkpoint.dequantise import to_fp8
 from engine.checkpoint.headers import INDEX as HF_INDEX
@@ -98,7 +99,7 @@ def export(
     fp8 = fp8_of(card, shapes) if dtype == FP8_DTYPE else None
     planned = plan(source, card, dtype, fp8)
     adapters = ADAPTER in card.texts
-    shards = [planned] if adapters else plan_shards(planned, max_shard_bytes)
+    shards = [planned] if adapters or _in_one_file(card) else plan_shards(planned, max_shard_bytes)
     names = [ADAPTER_MODEL] if adapters else shard_names(len(shards))
     temporary = unfinished(out)
     agree(comm, attempt(lambda: _prepare(out, temporary, shards, replace)) if comm.rank == 0 else None)
@@ -116,6 +117,11 @@ def export(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     return out
+
+
+def _in_one_file(card: Card) -> bool:
+    """Whether the weights are published as one file whatever their size: lerobot reads no other for its policies."""
+    return bool(json.loads(card.texts.get(CONFIG, "{}")).get("type"))
 
 
 def replace_texts(card: Card, fp8: Fp8 | None) -> Card:
@@ -178,7 +184,7 @@ def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | Non
     try:
         for t in ordered:
             whole = t.whole or t.shape
-            tensor = source.read("param", t.source, whole, (0,) * len(whole), whole)
+            tensor = source.read(_kind_of(source, t.source), t.source, whole, (0,) * len(whole), whole)
             if t.quantised and fp8:
                 values, scales = to_fp8(tensor, fp8.block, fp8.power_of_two)
                 tensor = values if t.dtype == FP8_DTYPE else scales
@@ -186,6 +192,12 @@ def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | Non
         file.close()
     finally:
         file.abandon()
+
+
+def _kind_of(source: Source, name: str) -> str:
+    """The average of a tensor where the run kept one."""
+    averaged = isinstance(source, ShardedSource) and name in source.index.tensors.get(EMA, {})
+    return EMA if averaged else "param"
 
 
 def _prepare(out: Path, temporary: Path, shards: list[list[Planned]], replace: bool) -> None:
@@ -209,8 +221,9 @@ def _complete(
         total = sum(t.nbytes for shard in shards for t in shard)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         write_synced(temporary / HF_INDEX, json.dumps(index, indent=2) + "\n")
-    # PEFT's directories leave the config to the base that they name.
-    texts = {ADAPTER: card.texts[ADAPTER]} if ADAPTER in card.texts else card.texts
+    # PEFT's directories leave the config to the base that they name; a policy's numbers are those of its own data.
+    adapter = {name: card.texts[name] for name in (ADAPTER, *POLICY) if name in card.texts}
+    texts = adapter if ADAPTER in card.texts else card.texts
     for name, text in texts.items():
         write_synced(temporary / name, with_dtype(text, dtype) if dtype and name == CONFIG else text)
     card.write_tokenizer(temporary)

@@ -24,12 +24,18 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def make_card(
-    run: Run, family: Family, tokenizer: Path | None = None, eos_id: int | None = None, resumed: Path | None = None
+    run: Run,
+    family: Family,
+    tokenizer: Path | None = None,
+    eos_id: int | None = None,
+    resumed: Path | None = None,
+    kept: dict[str, str] | None = None,
 ) -> Card:
     """What this run's checkpoints and exports say of the model.
 
     `resumed` is the checkpoint that the run continues, `tokenizer` the folder of the run's own tokenizer and `eos_id`
-    its end of text. A published directory's config.json, names and dtypes are kept as they are.
+    its end of text; `kept` are files that the model keeps of its data. A published directory's config.json, names and
+    dtypes are kept as they are.
     """
     weight_map = load_dotted(family.weights)(run.model)
     if resumed is not None:
@@ -45,9 +51,10 @@ def make_card(
             published["eos_token_id"] = eos_id
         stored = {name: "F32" if name in weight_map.buffers else dtype for name in weight_map.published}
         card = Card(family.name, stored, texts={CONFIG: config_text(published, dtype)})
-    texts = dict(card.texts)
+    texts = dict(card.texts) | (kept or {})
     texts.setdefault(CONFIG, config_text(to_published(family, run.model), DTYPE_OF[run.precision.name]))
-    texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
+    if family.native is None:
+        texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
     names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers}
     return replace(card, family=family.name, **names, texts=texts, tokenizer=tokenizer or card.tokenizer)
 
@@ -55,7 +62,7 @@ def make_card(
 def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:
     """Of a run that trains adapters: they are stored in fp32 under PEFT's names, and their config names the base."""
     base, settings = Path(run.model.weights), run.task.lora
-    layers = linear_layers(weight_map.published, settings.targets)
+    layers = linear_layers(weight_map.adaptable, settings.targets)
     targets = list(dict.fromkeys(last(layer) for layer in layers))
     texts = _published_card(base, family, weight_map).texts | {
         ADAPTER: adapter_text(settings, targets, str(base), fused_of(weight_map))

@@ -94,7 +94,10 @@ class HFSource:
     whichever of its two names the directory stores.
     """
 
-    def __init__(self, folder: Path, aliases: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, aliases: dict[str, str] | None = None, stand_ins: dict[str, str] | None = None
+    ) -> None:
+        """`stand_ins`: what to read in the place of a tensor that is not stored."""
         self.folder = folder
         self._files = TensorFiles(folder)
         found = read_folder(folder)
@@ -104,7 +107,7 @@ class HFSource:
         self._where = {name: info.file.name for name, info in found.items()}
         self.shapes: dict[str, Shape] = {name: info.shape for name, info in found.items()}
         self.dtypes: dict[str, str] = {name: info.dtype for name, info in found.items()}
-        self.aliases = aliases or {}
+        self.aliases, self.stand_ins = aliases or {}, stand_ins or {}
         self._also = {target: alias for alias, target in self.aliases.items() if alias in self.shapes}
 
     def check(self, published: dict[str, Shape]) -> None:
@@ -112,7 +115,7 @@ class HFSource:
 
         Also if both names of a tied tensor are stored with different values.
         """
-        check_shapes(self.folder, self.shapes, published, self.aliases)
+        check_shapes(self.folder, self.shapes, published, self.aliases, self.stand_ins)
         for alias, target in self.aliases.items():
             if alias in self.shapes and target in self.shapes and not _same(self.stored(alias), self.stored(target)):
                 raise UserError(
@@ -142,12 +145,21 @@ class HFSource:
 
     def file_of(self, kind: str, name: str) -> Path:
         """Where a tensor lies."""
-        return self.folder / self._where[name if name in self._where else self._also.get(name, name)]
+        return self.folder / self._where[self._name(name)]
+
+    def _name(self, name: str) -> str:
+        """What a published tensor is stored as; its own name if it is not."""
+        for one in (name, self.stand_ins.get(name)):
+            if one in self._where:
+                return one
+            if one in self._also:
+                return self._also[one]
+        return name
 
     def read(self, kind: str, name: str, shape: Shape, offset: Shape, extent: Shape) -> Tensor:
         if kind != "param":
             raise UserError(f"{self.folder}: a Hugging Face directory holds weights only, no {kind} '{name}'")
-        stored = name if name in self._where else self._also.get(name, name)
+        stored = self._name(name)
         if stored not in self._where:
             raise UserError(f"{self.folder}: holds no tensor '{name}'")
         if self.shapes[stored] != tuple(shape):
@@ -170,7 +182,7 @@ def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSo
         source = ShardedSource(_our_checkpoint(path))
         check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)
         return source
-    hf = HFSource(path, weight_map.aliases)
+    hf = HFSource(path, weight_map.aliases, weight_map.stand_ins)
     hf.check(weight_map.published)
     return hf
 
@@ -191,13 +203,19 @@ def _our_checkpoint(path: Path) -> Path:
         ) from None
 
 
-def check_shapes(folder: Path, stored: dict[str, Shape], published: dict[str, Shape], aliases: dict[str, str]) -> None:
+def check_shapes(
+    folder: Path,
+    stored: dict[str, Shape],
+    published: dict[str, Shape],
+    aliases: dict[str, str],
+    stand_ins: dict[str, str] | None = None,
+) -> None:
     """UserError listing every tensor that is missing or of another shape.
 
     A tied tensor may be stored under its name, its alias or both. Tensors that the model has no use for are the
     controller's to report.
     """
-    if problems := mismatches(stored, published, aliases):
+    if problems := mismatches(stored, published, aliases, stand_ins or {}):
         raise UserError(f"{folder}: the tensors are not those of this model:\n  " + "\n  ".join(problems))
 
 

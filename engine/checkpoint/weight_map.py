@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
@@ -65,11 +65,22 @@ class WeightMap:
     unlearned: frozenset[str] = frozenset()
     # Published tensors of the layers for multi-token prediction, which the reference model does not have.
     predictors: frozenset[str] = frozenset()
+    # Published tensors that no part of the model reads: carried along as they are.
+    kept: frozenset[str] = frozenset()
+    # Those of the unlearned that a forward pass does not read: adapters beside them would not learn either.
+    idle: frozenset[str] = frozenset()
+    # What to read in the place of a published tensor that a directory does not store, where it is another's copy.
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, Shape]:
         """The published tensors that are learnt by gradients."""
         return {name: shape for name, shape in self.published.items() if name not in self.buffers}
+
+    @property
+    def adaptable(self) -> dict[str, Shape]:
+        """The published tensors that adapters may stand beside, if they are linear layers."""
+        return {name: shape for name, shape in self.published.items() if name not in self.kept | self.idle}
 
     def blocks(self, megatron: str, local_shape: Shape, tp_rank: int = 0, tp_size: int = 1) -> list[Block]:
         """The blocks of the parameter `megatron` (global layer index in its name) on one tensor-parallel rank.

@@ -41,6 +41,7 @@ class DataModule:
     validation: dict[str, HeldOut] = field(default_factory=dict)  # named sets; "" where a run has one of no name
     previews: tuple[Preview, ...] = ()  # the first conversations, for a person to check
     bad: BadSamples = field(default_factory=lambda: BadSamples(0))  # what was skipped so far
+    texts: dict[str, str] = field(default_factory=dict)  # files that the model keeps of its data; a language model none
 
     @property
     def sources(self) -> tuple[str, ...]:

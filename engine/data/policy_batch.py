@@ -9,6 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+LISTS = ("tasks", "sample_ids", "sources")
+
 
 @dataclass
 class PolicyBatch:
@@ -35,6 +37,21 @@ class PolicyBatch:
     def num_items(self) -> int:
         """Samples that count: what the loss is averaged over."""
         return sum(number >= 0 for number in self.sample_ids) if self.sample_ids else self.state.shape[0]
+
+    def counted(self) -> Tensor:
+        """bool [B]: the samples that count."""
+        numbers = self.sample_ids or [0] * self.state.shape[0]
+        return torch.tensor([number >= 0 for number in numbers])
+
+    def uncounted(self) -> PolicyBatch:
+        """The same samples, only to fill up."""
+        return dataclasses.replace(self, sample_ids=[-1] * self.state.shape[0])
+
+    def take(self, rows: list[int]) -> PolicyBatch:
+        """Some of the samples, in this order."""
+        changed = self._each(lambda tensor: tensor[rows])
+        lists = {name: [getattr(self, name)[row] for row in rows] for name in LISTS if getattr(self, name)}
+        return dataclasses.replace(changed, **lists)
 
     def to(self, device: torch.device) -> PolicyBatch:
         """The batch on a device; copies do not block where the memory is pinned."""

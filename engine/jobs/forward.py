@@ -26,6 +26,7 @@ from engine.checkpoint.sharded import ShardedSource, save_sharded
 from engine.context import Context
 from engine.data.batch import IGNORE, Batch, rows_to_batch
 from engine.errors import UserError
+from engine.family import load_dotted
 from engine.jobs.start import load_start_weights
 from engine.moe import replay
 from engine.words import some
@@ -36,6 +37,9 @@ KNOWN = ("input_ids", "attention_mask", "position_ids", "labels")
 def run(context: Context) -> None:
     """Write `outputs.safetensors`."""
     settings = context.run
+    if context.family.inputs:
+        load_dotted("engine.jobs.forward_policy:run")(context)
+        return
     inputs = read_inputs(Path(settings.data.inputs), settings.model.vocab_size, settings.model)
     _check_balancing(settings.model, inputs)
     if settings.grad and "labels" not in inputs:

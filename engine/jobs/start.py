@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.backends.base import TRAINED, Backend
+from engine.backends.base import EMA, Backend, trained_kinds
 from engine.checkpoint.sharded import ShardedSource
 from engine.checkpoint.sources import InitSource, normal, open_weights
 from engine.checkpoint.state import load_train_state
@@ -54,9 +54,12 @@ def load_finite(comm: Comm, backend: Backend, source: FileSource, kinds: tuple[s
 def resume(context: Context, backend: Backend, folder: Path) -> Start:
     """Everything a checkpoint holds: weights, optimizer, position in the data and in the schedule."""
     state = load_train_state(folder)
-    source: FileSource = ShardedSource(folder)
+    checkpoint = ShardedSource(folder)
+    source: FileSource = checkpoint
     if is_adapter(folder):
         source = Beside(open_weights(base_of(folder), context.family, context.run.model), source)
-    load_finite(context.comm, backend, source, TRAINED)
+    # A checkpoint from before there was an average begins one with its weights.
+    kinds = [kind for kind in trained_kinds(backend) if kind != EMA or EMA in checkpoint.index.tensors]
+    load_finite(context.comm, backend, source, tuple(kinds))
     backend.set_optimizer_step(state.optimizer_step)
     return Start(state.step, state.tokens, state.best_val_loss, state.data, folder, state.everything)

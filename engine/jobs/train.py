@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, unit_of
 from engine.checkpoint.card import TOKENIZER
 from engine.checkpoint.manager import CheckpointManager
 from engine.checkpoint.origin import make_card
@@ -33,7 +33,8 @@ def run(context: Context) -> None:
     else:
         load_start_weights(context, backend)
         start = Start()
-    data = build_data(
+    build = load_dotted(context.family.data) if context.family.data else build_data
+    data = build(
         settings,
         backend.dp_rank,
         backend.dp_size,
@@ -42,14 +43,19 @@ def run(context: Context) -> None:
         tokenizer_dir=folder / TOKENIZER if folder else None,
         pin_memory=pin_memory,
     )
-    manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder)
+    manager.card = make_card(settings, context.family, data.tokenizer.folder, data.tokenizer.eos_id, folder, data.texts)
     metrics = MetricsWriter(context.run_dir, settings, start.step) if context.rank == 0 else None
     context.log(_summary(context, backend, start))
     if backend.kernels:
         context.log("kernels: " + ", ".join(f"{operation} by {name}" for operation, name in backend.kernels.items()))
         context.result["kernels"] = dict(backend.kernels)
     frozen = trained_adapters(settings, "train") is not None  # all that is no adapter
-    context.log(table(by_part(backend.published, lambda name: not frozen or is_adapter_name(name))))
+    still = getattr(backend, "still", frozenset())
+
+    def learns(name: str) -> bool:
+        return is_adapter_name(name) if frozen else name not in still
+
+    context.log(table(by_part(backend.published, learns)))
     show_previews(context, data.previews)
     loop = Loop(context, backend, data, manager, metrics, start)
     try:
@@ -72,11 +78,11 @@ def show_previews(context: Context, shown: Sequence[Preview]) -> None:
 
 def _summary(context: Context, backend: Backend, start: Start) -> str:
     """One line before the first step: what runs, how, on what."""
-    run, layout = context.run, context.run.parallelism
+    run, layout, unit = context.run, context.run.parallelism, unit_of(backend)
     begin = f"from step {start.step} of {start.folder}" if start.folder else f"from {run.model.weights or 'scratch'}"
     return (
         f"{run.family} {run.model.name}: {backend.parameters_total / 1e6:,.1f} M parameters {begin} · "
         f"{run.backend} {layout.name} (tp {layout.tp}, pp {layout.pp}, dp {backend.dp_size}) · {run.precision.name} · "
         f"{context.hardware.spec().name} · {run.schedule.steps} steps of "
-        f"{run.data.global_batch_size} x {run.data.seq_len} tokens"
+        f"{run.data.global_batch_size} " + (f"x {run.data.seq_len} tokens" if unit == "tokens" else unit)
     )

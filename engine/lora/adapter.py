@@ -134,7 +134,7 @@ def place_adapters(adapter: Adapter, weight_map: WeightMap) -> dict[str, Place]:
 
     UserError, in one line, unless every tensor adapts a linear layer of this model.
     """
-    found, layers = adapter_tensors(adapter.folder), linear_layers(weight_map.published, None)
+    found, layers = adapter_tensors(adapter.folder), linear_layers(weight_map.adaptable, None)
     stored, places = {layer_of(name) for name in found}, {}
     for layer, shape in layers.items():
         if layer in stored:

@@ -49,14 +49,14 @@ def choose_settings(run: Run, family: Family, named: Collection[str]) -> None:
     weight_map, origin = load_dotted(family.weights)(run.model), resume or lora.adapter
     if origin is not None:
         places = place_adapters(read_adapter(Path(origin)), weight_map)
-        for key, value in settings_of(Path(origin), places, weight_map.published).items():
+        for key, value in settings_of(Path(origin), places, weight_map.adaptable).items():
             given = getattr(lora, key)
             if f"task.lora.{key}" in named and (set(given) if key == "targets" else given) != (
                 set(value) if key == "targets" else value
             ):
                 raise UserError(f"task.lora.{key}={given}: the adapter {origin} has {value}; leave {key} out")
             setattr(lora, key, value)
-    layers = linear_layers(weight_map.published, lora.targets)
+    layers = linear_layers(weight_map.adaptable, lora.targets)
     if run.backend == "native" and (lost := not_in_reference(weight_map, layers)):
         raise UserError(
             f"task=lora: {lost[0]} is not a linear layer of its own in the reference model (experts are held together, "

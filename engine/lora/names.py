@@ -80,5 +80,5 @@ def trained_adapters(run: Run, mode: str) -> Optional[Lora]:
 
 def with_adapters(weight_map: WeightMap, settings: Lora) -> WeightMap:
     """The weight map with the adapters' tensors among the published ones."""
-    adapters = adapter_shapes(linear_layers(weight_map.published, settings.targets), settings.r)
+    adapters = adapter_shapes(linear_layers(weight_map.adaptable, settings.targets), settings.r)
     return replace(weight_map, published={**weight_map.published, **adapters}, unlearned=frozenset())

@@ -10,7 +10,7 @@ from engine.metrics.flops import Peak
 # Fields of a row that differ from run to run of the same training; comparisons leave them out.
 # Skipped samples are counted when they are read, which is ahead of the step.
 TIMING_FIELDS = (
-    *("tokens_per_s", "tflops", "mfu", "mem_bytes", "data_wait_s", "step_s"),
+    *("tokens_per_s", "samples_per_s", "tflops", "mfu", "mem_bytes", "data_wait_s", "step_s"),
     *("bad_samples", "read_retries"),
 )
 
@@ -19,8 +19,14 @@ class Meter:
     """Rates over the last `window` steps, so that a slow first step is soon forgotten."""
 
     def __init__(
-        self, total_steps: int, flops_per_token: float | None = None, peak: Peak | None = None, window: int = 20
+        self,
+        total_steps: int,
+        flops_per_token: float | None = None,
+        peak: Peak | None = None,
+        window: int = 20,
+        unit: str = "tokens",
     ) -> None:
+        self.unit = unit
         self._total, self._flops, self._peak = total_steps, flops_per_token, peak
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, step_s, data_wait_s
 
@@ -59,7 +65,12 @@ class Meter:
             return None
         return (self._total - step) * self.seconds / len(self._recent)
 
+    @property
+    def rate(self) -> str:
+        """What the rate is called in a row of metrics."""
+        return f"{self.unit}_per_s"
+
     def fields(self) -> dict[str, Any]:
         """The rates for a row of metrics; unknown ones left out."""
-        rates = {"tokens_per_s": self.tokens_per_s, "tflops": self.tflops, "mfu": self.mfu}
+        rates = {self.rate: self.tokens_per_s, "tflops": self.tflops, "mfu": self.mfu}
         return {name: value for name, value in rates.items() if value is not None}

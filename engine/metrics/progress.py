@@ -32,9 +32,15 @@ class Progress:
     """Measures a run's rates and shows them. Only the rank with `active` does anything."""
 
     def __init__(
-        self, run: Run, hardware: Hardware, first_step: int, active: bool, stream: TextIO | None = None
+        self,
+        run: Run,
+        hardware: Hardware,
+        first_step: int,
+        active: bool,
+        stream: TextIO | None = None,
+        unit: str = "tokens",
     ) -> None:
-        self._active = active
+        self._active, self._unit = active, unit
         if not active:
             return
         layout = run.parallelism
@@ -42,7 +48,7 @@ class Progress:
         peak = peak_of(hardware.spec(), run.precision.name, run.precision.tf32, devices)
         flops = flops_of_run(run)
         self._hardware = hardware
-        self._meter = Meter(run.schedule.steps, flops, peak)
+        self._meter = Meter(run.schedule.steps, flops, peak, unit=unit)
         stream = stream or sys.stdout
         bar = stream.isatty() if run.logger.progress is None else run.logger.progress
         self._view: View = (
@@ -61,10 +67,10 @@ class Progress:
             self._view.close()
 
     def step(self, row: dict[str, Any]) -> None:
-        """Show a step's row, and add the fields that are measured here: tokens_per_s, tflops, mfu, mem_bytes."""
+        """Show a step's row, and add what is measured here: tokens_per_s or samples_per_s, tflops, mfu, mem_bytes."""
         if not self._active:
             return
-        self._meter.add(row["step_tokens"], row["step_s"], row["data_wait_s"])
+        self._meter.add(row[f"step_{self._unit}"], row["step_s"], row["data_wait_s"])
         row |= self._meter.fields() | {"mem_bytes": self._hardware.memory().peak}
         self._view.step(row, self._meter)
 
@@ -82,6 +88,8 @@ def validation_text(row: dict[str, Any]) -> str:
     text = f"step {row['step']}: validation loss {row['val_loss']:.4f}"
     if (bits := row.get("val_bits_per_byte")) is not None:
         text += f", {bits:.3f} bits per byte"
+    if (error := row.get("action_error")) is not None:
+        text += f", actions off by {error:.4g} on average"
     named = [f"{k.partition('.')[2]} {v:.4f}" for k, v in row.items() if k.startswith("val_loss.")]
     return f"{text} ({', '.join(named)})" if named else text
 
@@ -113,7 +121,7 @@ class Lines:
             ("loss", 8, f"{row['loss']:.4f}"),
             ("grad norm", 9, f"{row['grad_norm']:.3f}"),
             ("lr", 9, f"{row['lr']:.2e}"),
-            ("tokens/s", 8, count(row["tokens_per_s"])),
+            (f"{meter.unit}/s", len(meter.unit) + 2, count(row[meter.rate])),
             *([("TFLOP/s", 8, f"{tflops:.3g}" if tflops is not None else "")] if self._has_flops else []),
             *([("MFU", 6, percent(mfu) if mfu is not None else "")] if self._has_mfu else []),
             ("memory", 10, memory(row["mem_bytes"])),
@@ -152,7 +160,7 @@ class Bar:
             ProgressBar(total=self._total, completed=step),
             f"{100 * step // self._total}%  {left} left",
         )
-        rates = {"tokens/s": count(row["tokens_per_s"])}
+        rates = {f"{meter.unit}/s": count(row[meter.rate])}
         if row.get("tflops") is not None:
             rates["TFLOP/s"] = f"{row['tflops']:.3g}"
         if row.get("mfu") is not None:

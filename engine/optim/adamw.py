@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.optim.groups import split
+from engine.optim.groups import Group, divided
 from engine.schema import Optim
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,11 +20,19 @@ class AdamW:
     `.grad`. Unlike torch's optimizers the state is there before the first step, so that a checkpoint can fill it.
     """
 
-    def __init__(self, tensors: Sequence[tuple[tuple[int, ...], Tensor]], config: Optim, fused: bool) -> None:
-        decayed, plain = split(tensors)
-        groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    def __init__(
+        self,
+        tensors: Sequence[tuple[tuple[int, ...], Tensor]],
+        config: Optim,
+        fused: bool,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        """`groups`: that of each tensor, where some learn otherwise."""
+        parts = divided(tensors, groups, config.weight_decay)
+        made = [{"params": members, "weight_decay": decay} for members, decay, _ in parts]
+        self._scales = [scale for *_, scale in parts] or [1.0]
         self._torch = torch.optim.AdamW(
-            [group for group in groups if group["params"]] or [{"params": [torch.zeros(0)]}],
+            made or [{"params": [torch.zeros(0)]}],
             lr=config.lr,
             betas=tuple(config.betas),
             eps=config.eps,
@@ -64,8 +72,8 @@ class AdamW:
 
     def step(self, lr: float) -> None:
         """One update at the learning rate `lr`, with the tensors' own gradients."""
-        for group in self._torch.param_groups:
-            group["lr"] = lr
+        for group, scale in zip(self._torch.param_groups, self._scales, strict=True):
+            group["lr"] = lr * scale
         self._torch.step()
         self.updates += 1
 

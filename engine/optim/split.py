@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.optim.adamw import MOMENTS
-from engine.optim.groups import split
+from engine.optim.groups import Group, divided
 from engine.schema import Optim
 from hardware.kernels.adamw import SplitAdamW, join_main, split_main
 
@@ -19,10 +19,16 @@ class MainWeights:
     `tensors` are (whole shape, bf16 tensor) pairs. Gradients, bf16 or fp32, are given to `update`.
     """
 
-    def __init__(self, tensors: Sequence[tuple[tuple[int, ...], Tensor]], config: Optim, kernel: SplitAdamW) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[tuple[tuple[int, ...], Tensor]],
+        config: Optim,
+        kernel: SplitAdamW,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        """`groups`: that of each tensor, where some learn otherwise."""
         self._config, self._kernel = config, kernel
-        decayed, plain = split(tensors)
-        self._groups = [(decayed, config.weight_decay), (plain, 0.0)]
+        self._groups = divided(tensors, groups, config.weight_decay)
         self._remainder = {tensor: torch.zeros_like(tensor, dtype=torch.int16) for _, tensor in tensors}
         self._moments = {
             kind: {tensor: torch.zeros_like(tensor, dtype=torch.float32) for _, tensor in tensors} for kind in MOMENTS
@@ -47,14 +53,14 @@ class MainWeights:
     def update(self, grads: dict[Tensor, Tensor], lr: float, grad_scale: float) -> None:
         """One update of every tensor that has a gradient; gradients are multiplied by `grad_scale` first."""
         self.updates += 1
-        for members, weight_decay in self._groups:
+        for members, weight_decay, scale in self._groups:
             there = [tensor for tensor in members if tensor in grads]
             self._kernel(
                 there,
                 [self._remainder[tensor] for tensor in there],
                 [grads[tensor] for tensor in there],
                 *([self._moments[kind][tensor] for tensor in there] for kind in MOMENTS),
-                lr=lr,
+                lr=lr * scale,
                 betas=tuple(self._config.betas),
                 eps=self._config.eps,
                 weight_decay=weight_decay,

@@ -23,7 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("HWC", "CHW"),
     "channels": ("RGB", "BGR"),
     "rotation": ("none", "axis_angle", "quat_xyzw", "quat_wxyz", "euler_xyz", "rot6d_rows", "rot6d_columns", "joints"),
-    "control": ("absolute", "delta", "delta_of_target"),
+    "control": ("absolute", "delta", "delta_of_target", "unknown"),
     "frame": ("base", "world", "gripper"),
 }
 

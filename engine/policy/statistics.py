@@ -57,12 +57,17 @@ def statistics(parts: Sequence[np.ndarray]) -> Statistics:
 
 
 def save(statistics_of: dict[str, Statistics], folder: Path) -> None:
-    """Write `statistics.json`: {version, features: {name: {mean: [...], ..., count}}}. Floats come back unchanged."""
+    """Write `statistics.json`."""
+    (folder / FILE).write_text(text(statistics_of))
+
+
+def text(statistics_of: dict[str, Statistics]) -> str:
+    """{version, features: {name: {mean: [...], ..., count}}} as JSON. Floats come back unchanged."""
     features = {
         name: {part: getattr(one, part).tolist() for part in FIELDS} | {"count": one.count}
         for name, one in statistics_of.items()
     }
-    (folder / FILE).write_text(json.dumps({"version": VERSION, "features": features}, indent=1) + "\n")
+    return json.dumps({"version": VERSION, "features": features}, indent=1) + "\n"
 
 
 def load(folder: Path) -> dict[str, Statistics]:
@@ -117,4 +122,5 @@ def differences(policy: dict[str, Statistics], dataset: dict[str, Statistics]) -
 def check(policy: dict[str, Statistics], dataset: dict[str, Statistics], where: str) -> None:
     """Raise UserError, one line for each feature, if a policy and a dataset disagree on normalisation."""
     if found := list(differences(policy, dataset)):
-        raise UserError("\n".join(f"{where}: {line}; train with the policy's own data, or afresh" for line in found))
+        ways = "data.statistics=policy keeps the policy's, data.statistics=dataset takes the dataset's"
+        raise UserError("\n".join(f"{where}: {line}; {ways}" for line in found))

@@ -116,13 +116,17 @@ def _learning(facts: Facts) -> list[tuple[str, str, str]]:
     best = min((v for row in facts.validation if (v := finite(row["val_loss"])) is not None), default=None)
     last_val = facts.validation[-1] if facts.validation else {}
     bits = finite(last_val.get("val_bits_per_byte"))
+    last = facts.train[-1] if facts.train else {}
+    samples = "samples_seen" in last
+    seen = last.get("samples_seen", last.get("tokens", 0))
     val, loss = finite(last_val.get("val_loss")), facts.column("loss")[-1][1] if facts.train else None
     return [
         ("Validation loss", number(val), f"best {number(best)}, {_rows(last_val)}" if best is not None else ""),
         ("Bits per byte", number(bits), "validation"),
-        ("Training loss", number(loss), "last step, nats per token"),
+        ("Training loss", number(loss), "last step" + ("" if samples else ", nats per token")),
         ("Steps", f"{facts.step:,}", f"of {steps:,}" if isinstance(steps, int) else ""),
-        ("Tokens", count(facts.train[-1].get("tokens", 0)) if facts.train else "", "trained on"),
+        ("Samples" if samples else "Tokens", count(seen) if facts.train else "", "trained on"),
+        ("Action error", number(finite(last_val.get("action_error"))), "held-out, mean absolute, the dataset's units"),
         ("Parameters", count(n) if (n := parameters(facts)) else "", str(facts.value("model.name", ""))),
     ]
 
@@ -138,14 +142,15 @@ def _rows(row: dict[str, Any]) -> str:
 def _machine(facts: Facts) -> list[tuple[str, str, str]]:
     rates = {
         name: [v for _, v in facts.column(name) if v is not None]
-        for name in ("tokens_per_s", "tflops", "mfu", "mem_bytes", "step_s", "data_wait_s")
+        for name in ("tokens_per_s", "samples_per_s", "tflops", "mfu", "mem_bytes", "step_s", "data_wait_s")
     }
     busy, waited = sum(rates["step_s"]), sum(rates["data_wait_s"])
-    speed, tflops, mfu = rates["tokens_per_s"], rates["tflops"], rates["mfu"]
+    unit = "samples" if rates["samples_per_s"] else "tokens"
+    speed, tflops, mfu = rates[f"{unit}_per_s"], rates["tflops"], rates["mfu"]
     arithmetic = [f"{median(tflops):.3g} TFLOP/s"] if tflops else []
     arithmetic += [f"MFU {percent(median(mfu))}"] if mfu else []
     return [
-        ("Tokens per second", count(median(speed)) if speed else "", ", ".join(arithmetic)),
+        (f"{unit.capitalize()} per second", count(median(speed)) if speed else "", ", ".join(arithmetic)),
         ("Memory", memory(max(rates["mem_bytes"])) if rates["mem_bytes"] else "", "peak of rank 0"),
         (
             "Time",

@@ -79,6 +79,7 @@ def _charts(facts: Facts) -> str:
         ("Learning rate", "lr", lambda v: f"{v:.3g}", 1),
         ("Gradient norm", "grad_norm", lambda v: f"{v:.3g}", 1),
         ("Tokens per second", "tokens_per_s", count, 1),
+        ("Samples per second", "samples_per_s", count, 1),
         ("Memory, GiB", "mem_bytes", lambda v: f"{v:.3g}", 2**30),
         ("MFU, percent", "mfu", lambda v: f"{v:.3g}", 0.01),
     ]

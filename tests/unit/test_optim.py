@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
+from engine.errors import UserError
 from engine.optim.adamw import AdamW
 from engine.optim.clip import clip_factor, squared_norm
-from engine.optim.groups import split
+from engine.optim.groups import Group, divided, groups_of
 from engine.schema import Optim
 
 SHAPES = [(5, 3), (7,), (1,), (2, 3, 4), (1, 1)]
@@ -42,10 +44,27 @@ def test_norm_of_nothing_of_the_huge_and_of_the_not_finite() -> None:
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
-    assert split([((3, 4), "matrix"), ((4,), "norm"), ((2, 3, 4), "experts"), ((1,), "bias")]) == (
-        ["matrix", "experts"],
-        ["norm", "bias"],
-    )
+    items = [((3, 4), "matrix"), ((4,), "norm"), ((2, 3, 4), "experts"), ((1,), "bias")]
+    assert divided(items, [], 0.3) == [(["matrix", "experts"], 0.3, 1.0), (["norm", "bias"], 0.0, 1.0)]
+    slow = Group("*", lr_scale=0.1, weight_decay=0.5)
+    assert divided(items, [slow, slow, Group(), Group()], 0.3) == [
+        *((["matrix"], 0.5, 0.1), (["norm"], 0.0, 0.1)),
+        *((["experts"], 0.3, 1.0), (["bias"], 0.0, 1.0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        ({"lr_scale": 1}, "it is an object with a path"),
+        ({"path": "*", "lr_scal": 1}, "lr_scal is no key; did you mean lr_scale?"),
+        ({"path": "*", "lr_scale": -1}, "lr_scale=-1: must be a number of 0 or more"),
+        ({"path": "*", "frozen": "yes"}, "frozen=yes: must be true or false"),
+    ],
+)
+def test_a_group_that_is_none_is_named(one: object, said: str) -> None:
+    with pytest.raises(UserError, match=rf"optim.groups\[1\]: {re.escape(said)}"):
+        groups_of([{"path": "a*"}, one])
 
 
 @pytest.mark.parametrize("fused", [False, True])

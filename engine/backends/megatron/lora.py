@@ -34,7 +34,7 @@ from engine.schema import Lora
 def attach(model: CausalLM, weight_map: WeightMap, settings: Lora) -> None:
     """Freeze a stage and give its linear layers adapters. `weight_map` is that of the frozen weights."""
     model.requires_grad_(False)
-    targets = linear_layers(weight_map.published, settings.targets)
+    targets = linear_layers(weight_map.adaptable, settings.targets)
     for local, module in list(model.named_modules()):
         if isinstance(module, tuple(KINDS)) and module.weight is not None:
             blocks = published_blocks(weight_map, global_name(model, f"{local}.weight"), module.weight)

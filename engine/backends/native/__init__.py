@@ -14,8 +14,8 @@ from engine.backends.native.balancing import Balancing
 from engine.backends.native.delta_net import attach as attach_delta_rule
 from engine.backends.native.delta_net import delta_nets
 from engine.backends.native.fuse import fuse_layers, fuse_loss
-from engine.backends.native.loss import loss_sum
 from engine.backends.native.model import fill_buffers, kept_tensors, layers, make_buffers, meta_model, recompute
+from engine.backends.native.objective import LanguageModel, Objective
 from engine.backends.native.shards import covers
 from engine.backends.native.strategies import FullySharded, Replicated, Strategy, Zero1, mesh_of
 from engine.backends.sources import source_names
@@ -24,6 +24,7 @@ from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.lora.names import trained_adapters, with_adapters
 from engine.optim.adamw import AdamW
+from engine.optim.groups import group_of, groups_of
 from engine.optim.split import MainWeights
 from engine.schema import Run
 from hardware.base import Hardware
@@ -52,35 +53,42 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
     tf32 = run.precision.tf32 and mode == "train" and hardware.supports("tf32")
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
+    own: Objective | None = load_dotted(family.native) if family.native else None  # of a model that is no decoder
     bf16 = run.precision.name == "bf16"
     chooser = choose("sparse_attention", hardware.kernels(), run.precision.name, run.kernels.strict)
-    attention.register(hardware.attention(), chooser.kernel.load())
+    if own is None:
+        attention.register(hardware.attention(), chooser.kernel.load())
     sharded = run.parallelism.strategy in ("fsdp", "hsdp") and dist.is_initialized()
     # Several replicas sum gradients in fp32, so there the parameters themselves stay fp32.
     fused = bf16 and mode == "train" and run.task.name != "lora" and (ranks == 1 or sharded)
     main = fused and not sharded
     if run.kernels.strict and mode == "train" and not fused:
         raise UserError(NOT_FUSED)
-    operations = [name for name in FUSED if fused and (main or name != "split_adamw")]
+    operations = [name for name in FUSED if fused and (main if name == "split_adamw" else own is None)]
     chosen = {name: choose(name, hardware.kernels(), "bf16", run.kernels.strict) for name in operations}
-    model = meta_model(family, run.model, torch.bfloat16 if main else torch.float32)
+    dtype = torch.bfloat16 if main else torch.float32
+    model = own.meta_model(run, dtype) if own else meta_model(family, run.model, dtype)
     weight_map: WeightMap = load_dotted(family.weights)(run.model)
     if adapters := trained_adapters(run, mode):
         lora.attach(model, weight_map, adapters)
         weight_map = with_adapters(weight_map, adapters)
-    if sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
+    if own is None and sparse.attach(model, chooser.kernel.load(), getattr(run.model, "index_pairs", False)):
         chosen["sparse_attention"] = chooser
+    groups = groups_of(run.optim.groups) if mode == "train" else []
     for name, parameter in model.named_parameters():
-        if name in weight_map.unlearned:
+        if name in weight_map.unlearned or (group_of(name, groups).frozen and not adapters):
             parameter.requires_grad_(False)
     buffers = make_buffers(model, weight_map, device, rank)
     held = [(lora.published_name(n), p) for n, p in model.named_parameters()]
     if not covers([*held, *((shard.name, shard.local) for shard in buffers)], weight_map):
         raise RuntimeError(f"zoo.{family.name}: the reference's tensors are not the published ones")
-    buffers += kept_tensors(weight_map, device, (rank, ranks))
+    others = kept_tensors(weight_map, device, (rank, ranks))
+    for shard in others:
+        shard.trained = adapters is None
+    buffers += others
     fill_buffers(model, device)
     loss_head = None
-    if fused:
+    if fused and not own:
         loss_head = fuse_loss(model, chosen["linear_cross_entropy"].kernel.load())
         fuse_layers(model, chosen["swiglu"].kernel.load())
     if recurrent := delta_nets(model):
@@ -95,14 +103,17 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
 
     strategy = _strategy(run, hardware, model, device, (rank, ranks), bf16, mode)
     for shard in strategy.shards:
-        shard.trained |= shard.name in weight_map.unlearned
+        # What stands still is held all the same, unless it is the base that adapters are trained on.
+        shard.trained |= shard.name in weight_map.unlearned or (mode == "train" and not adapters)
     optimizer: AdamW | MainWeights | None = None
     if mode == "train":
-        tensors = [(shard.shape, shard.local) for shard in strategy.shards if shard.updated and shard.local.numel()]
+        held_here = [shard for shard in strategy.shards if shard.updated and shard.local.numel()]
+        tensors = [(shard.shape, shard.local) for shard in held_here]
+        own_groups = [group_of(shard.name, groups) for shard in held_here] if groups else []
         optimizer = (
-            MainWeights(tensors, run.optim, chosen["split_adamw"].kernel.load())
+            MainWeights(tensors, run.optim, chosen["split_adamw"].kernel.load(), own_groups)
             if main
-            else AdamW(tensors, run.optim, fused=hardware.supports("fused_adamw"))
+            else AdamW(tensors, run.optim, hardware.supports("fused_adamw"), own_groups)
         )
     backend = NativeBackend(
         strategy,
@@ -112,10 +123,10 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         weight_map=weight_map,
         clip_grad=run.optim.clip_grad,
         autocast=bf16 and not (main or isinstance(strategy, FullySharded)),
-        loss_sum=torch.compile(loss_sum) if run.precision.compile else loss_sum,
-        loss_head=loss_head,
+        objective=own or LanguageModel(bool(run.precision.compile), loss_head),
         sources=source_names(run) if mode == "train" else (),
         buffers=buffers,
+        ema_decay=run.optim.ema_decay if run.task.name != "lora" else None,
         kernels={name: str(choice) for name, choice in chosen.items()} | attention.sinks(model, hardware.attention()),
     )
     if run.model.mixture():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
@@ -11,25 +11,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.backends.base import Accept, ForwardResult, Slice, StepResult, TensorSource, always
-from engine.backends.native.attention import inputs
+from engine.backends.base import EMA, Accept, ForwardResult, Slice, StepResult, TensorSource, always
 from engine.backends.native.balancing import Balancing
 from engine.backends.native.failures import gather_bad_samples
-from engine.backends.native.fuse import LossHead
-from engine.backends.native.loss import row_losses
+from engine.backends.native.objective import Keep, Objective
 from engine.backends.native.shards import Shard, pieces
 from engine.backends.native.strategies import Strategy, local_grads
 from engine.backends.sources import add_up, source_metrics
 from engine.checkpoint.weight_map import WeightMap
 from engine.comm import Comm
-from engine.data.batch import IGNORE, Batch
+from engine.data.batch import Batch
 from engine.faults.finite import gather_bad_tensors, not_finite
 from engine.inspect.modules import by_published_name, watched
 from engine.optim.adamw import MOMENTS, AdamW
+from engine.optim.average import Average
 from engine.optim.clip import clip_factor, squared_norm
 from engine.optim.split import MainWeights
-
-LossSum = Callable[[Tensor, Tensor], Tensor]
 
 
 class NativeBackend:
@@ -44,23 +41,24 @@ class NativeBackend:
         weight_map: WeightMap,
         clip_grad: float,
         autocast: bool,
-        loss_sum: LossSum,
-        loss_head: Optional[LossHead] = None,
+        objective: Objective,
         kernels: Optional[dict[str, str]] = None,
         sources: Sequence[str] = (),
         buffers: Sequence[Shard] = (),
+        ema_decay: Optional[float] = None,
     ) -> None:
-        """`ranks` is (rank, world size). With a `loss_head` the module's "logits" are the loss.
+        """`ranks` is (rank, world size).
 
-        Losses of a mixture's `sources` are reported apart. `buffers` are saved with the weights.
+        Losses of a mixture's `sources` are reported apart. `buffers` are saved with the weights. With `ema_decay` each
+        rank also averages the weights that it updates.
         """
         self.dp_rank, self.dp_size = ranks
         self._map = weight_map
-        self.published = weight_map.published
+        self.published, self.still = weight_map.published, weight_map.unlearned | weight_map.kept
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         self._strategy, self._optimizer, self._device = strategy, optimizer, device
-        self._clip_grad, self._autocast, self._loss_sum = clip_grad, autocast, loss_sum
-        self._loss_head, self.kernels = loss_head, kernels or {}
+        self._clip_grad, self._autocast, self._objective = clip_grad, autocast, objective
+        self.unit, self.kernels = objective.unit, kernels or {}
         self._sum_fp32 = isinstance(optimizer, MainWeights)
         self._sources = tuple(sources)
         self._row_losses: list[tuple[Batch, Tensor]] = []
@@ -68,6 +66,10 @@ class NativeBackend:
         self._shards = [shard for shard in (*strategy.shards, *buffers) if shard.local.numel()]
         self._updated = [shard for shard in self._shards if shard.updated]
         self._owned = [shard for shard in self._shards if shard.owned]
+        self._average: Optional[Average] = None
+        if ema_decay is not None and optimizer is not None:
+            self._average = Average([shard.local for shard in self._updated], ema_decay)
+        self.averages = self._average is not None
 
     # training
 
@@ -99,14 +101,12 @@ class NativeBackend:
         """What the step says of experts and sources. Collective."""
         metrics: dict[str, Any] = self.balancing.end() if self.balancing else {}
         if self._sources:
-            totals = add_up(len(self._sources), self._row_losses, self._device)
+            totals = add_up(len(self._sources), self._row_losses, self._device, self._objective.row_counts)
             self._all_reduce(totals)
             metrics |= source_metrics(self._sources, totals)
         return metrics
 
-    def _accumulate(
-        self, batches: Sequence[Batch], keep: Optional[Callable[[Tensor], None]] = None
-    ) -> tuple[list[Tensor], Tensor]:
+    def _accumulate(self, batches: Sequence[Batch], keep: Optional[Keep] = None) -> tuple[list[Tensor], Tensor]:
         """Gradients of the global mean loss. Returns the micro-batches' loss sums and the global number of tokens."""
         tokens = self._count(batches)
         # DDP and FSDP average over the ranks; the loss is the sum over them, divided by the global count.
@@ -126,24 +126,24 @@ class NativeBackend:
                     shard.add_up()
         return losses, tokens
 
-    def _loss(self, batch: Batch, keep: Optional[Callable[[Tensor], None]] = None) -> Tensor:
+    def _loss(self, batch: Batch, keep: Optional[Keep] = None) -> Tensor:
         batch = batch.to(self._device)
         if self.balancing is not None:
             self.balancing.listen(batch)
-        if self._loss_head is not None:
-            assert keep is None, "logits are not kept where the loss is fused with the last matrix"
-            self._loss_head.labels, self._loss_head.by_row = batch.labels_BS, bool(self._sources)
-        with self._precision():
-            logits = self._strategy.module(**inputs(batch)).logits
+        if self._sources and keep is None:
+            rows = self._objective.row_losses(self._module, batch)
+            self._row_losses.append((batch, rows.detach()))
+            loss = rows.sum()
+        else:
+            loss = self._objective.loss_sum(self._module, batch, keep)
         if self.balancing is not None:
             self.balancing.note()
-        if keep is not None:
-            keep(logits.detach())
-        if not self._sources:
-            return logits if self._loss_head is not None else self._loss_sum(logits, batch.labels_BS)
-        rows = logits if self._loss_head is not None else row_losses(logits, batch.labels_BS)
-        self._row_losses.append((batch, rows.detach()))
-        return rows.sum()
+        return loss
+
+    def _module(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped model in the run's precision."""
+        with self._precision():
+            return self._strategy.module(*args, **kwargs)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()
@@ -151,6 +151,8 @@ class NativeBackend:
     def _update(self, norm: float, lr: float) -> None:
         grads = {shard.local: grad for shard in self._updated if (grad := shard.grad) is not None}
         self._optimizer.update(grads, lr, clip_factor(norm, self._clip_grad))
+        if self._average is not None:
+            self._average.update(self._optimizer.main)
         self._zero_grad()
         self._strategy.after_update()
 
@@ -159,8 +161,8 @@ class NativeBackend:
             shard.parameter.grad = shard.summed = None
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
-        """Supervised tokens of all ranks."""
-        count = sum(batch.num_tokens for batch in batches)
+        """Items of all ranks that the loss is a sum over."""
+        count = sum(self._objective.count(batch) for batch in batches)
         tokens = torch.full((), count, dtype=torch.float64, device=self._device)
         self._all_reduce(tokens)
         return tokens
@@ -215,12 +217,23 @@ class NativeBackend:
         experts = (self.balancing.recorded or [])[: len(batches)] if self.balancing is not None else []
         return ForwardResult(logits[: len(batches)], total.item() + balancing * num_tokens, num_tokens, experts)
 
+    @torch.no_grad()
+    def outputs(self, batches: Sequence[Any]) -> list[dict[str, Tensor]]:
+        """What the objective's model gives for each batch of this rank, on the CPU. Collective."""
+        self._mode(training=False)
+        found = []
+        for batch in self._even(batches):
+            values = self._objective.outputs(self._module, batch.to(self._device))
+            found.append({name: value.float().cpu() for name, value in values.items()})
+        return found[: len(batches)]
+
     def _even(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, and fully masked ones until all ranks have as many: a sharded model's forward is collective."""
         most = torch.tensor(len(batches), device=self._device)
         if self.dp_size > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return [*batches, *[_masked()] * (int(most) - len(batches))]
+        missing = int(most) - len(batches)
+        return [*batches, *([self._objective.empty(batches)] * missing if missing else [])]
 
     # state
 
@@ -249,12 +262,16 @@ class NativeBackend:
                         piece.view.copy_(source.read(kind, piece.name, piece.shape, piece.offset, extent))
                     if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
                         self._optimizer.set_main(shard.local, target)
+                    if kind == "param" and self._average is not None and shard.updated:
+                        self._average.of(shard.local).copy_(target)  # what a run without an average begins with
 
     def _tensor(self, kind: str, shard: Shard) -> Tensor:
         if kind == "param" and isinstance(self._optimizer, MainWeights) and shard.parameter.requires_grad:
             return self._optimizer.main(shard.local)
         if kind == "param":
             return shard.local.detach()
+        if kind == EMA and self._average is not None:
+            return self._average.of(shard.local)
         if kind in MOMENTS and self._optimizer is not None:
             return self._optimizer.moment(kind, shard.local)
         grad = shard.grad if kind == "grad" else None
@@ -278,11 +295,5 @@ class NativeBackend:
         self._zero_grad()
         if self.balancing is not None:
             self.balancing.forget()
-        self._shards, self._updated, self._owned, self._optimizer = [], [], [], None
+        self._shards, self._updated, self._owned, self._optimizer, self._average = [], [], [], None, None
         del self._strategy
-
-
-def _masked() -> Batch:
-    """One token without a label."""
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    return Batch(zero, torch.full_like(zero, IGNORE), zero, torch.tensor([0, 1], dtype=torch.int32), 1)

@@ -14,7 +14,7 @@ def attach(model: nn.Module, weight_map: WeightMap, settings: Lora) -> None:
     """Freeze a model on the meta device and give its linear layers adapters; their values come with the weights."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    layers = linear_layers(weight_map.published, settings.targets)
+    layers = linear_layers(weight_map.adaptable, settings.targets)
     config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,

@@ -94,12 +94,16 @@ def make_buffers(model: nn.Module, weight_map: WeightMap, device: torch.device, 
 
 
 def kept_tensors(weight_map: WeightMap, device: torch.device, ranks: tuple[int, int]) -> list[Shard]:
-    """Memory for the published tensors of layers that the reference has not: held as they are, each by one rank."""
+    """Memory for the published tensors that the model has not: held as they are, each by one rank.
+
+    Those that no model of the family has stay in host memory.
+    """
     rank, count = ranks
     shards = []
-    for index, name in enumerate(sorted(weight_map.predictors)):
+    for index, name in enumerate(sorted(weight_map.predictors | weight_map.kept)):
         shape, owned = weight_map.published[name], index % count == rank
-        local = torch.zeros(shape if owned else (0, *shape[1:]), device=device)
+        place = torch.device("cpu") if name in weight_map.kept else device
+        local = torch.zeros(shape if owned else (0, *shape[1:]), device=place)
         where = (name, shape, (0,) * len(shape), local, local)
         shards.append(Shard(*where, owned=owned, updated=False, buffer=True))
     return shards

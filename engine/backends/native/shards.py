@@ -83,7 +83,8 @@ def covers(parameters: Iterable[tuple[str, Tensor]], weight_map: WeightMap) -> b
         for block in weight_map.native_blocks(name, shape, 0) if fits else ():
             held[block.name] += math.prod(block.extent)
     wanted = {name: math.prod(shape) for name, shape in weight_map.published.items()}
-    return held == {name: 0 if name in weight_map.predictors else size for name, size in wanted.items()}
+    elsewhere = weight_map.predictors | weight_map.kept
+    return held == {name: 0 if name in elsewhere else size for name, size in wanted.items()}
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:

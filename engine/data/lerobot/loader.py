@@ -32,6 +32,8 @@ from engine.words import counted
 STATE_VERSION = 1
 SEED = 0  # of the held-out samples' order: runs with other seeds are judged by the same ones
 Process = Callable[[PolicyBatch], Any]  # what a family makes of a batch before it goes to the device
+# Makes it, from the opened data and their statistics.
+MakeProcess = Callable[[Sequence[Demonstrations], dict[str, Statistics]], Process]
 
 
 class Frames:
@@ -116,6 +118,10 @@ class PolicyHeldOut:
     def __init__(self, source: int, frames: np.ndarray, reader: Reader, size: int, dp: tuple[int, int]):
         self._source, self._frames, self._reader, self._size, self._dp = source, frames, reader, size, dp
 
+    def coverage(self, rows: int) -> tuple[int, int, bool]:
+        """(samples that are used, samples that they were picked from, whether those are all held-out ones)."""
+        return min(rows, len(self._frames)), len(self._frames), True
+
     def batches(self, rows: int) -> list[PolicyBatch]:
         """This rank's share of `rows` samples spread evenly over the held-out frames, or of all if there are fewer.
 
@@ -170,12 +176,12 @@ def build_policy_data(
     state: Optional[dict[str, Any]] = None,
     log: Log = print,
     pin_memory: bool = False,
-    process: Optional[Process] = None,
+    make_process: Optional[MakeProcess] = None,
 ) -> PolicyData:
     """The demonstrations of a run for one data-parallel rank; `state` from `PolicyTrain.state` goes on where it was.
 
-    `process` (a family's) is applied to every training batch in the reading thread. Raises UserError for data that
-    cannot be used.
+    What `make_process` (a family's) gives is applied to every training batch in the reading thread. Raises UserError
+    for data that cannot be used.
     """
     data, bad = run.data, BadSamples(run.data.max_bad_samples, log)
     named = sources(data)
@@ -201,6 +207,7 @@ def build_policy_data(
         if len(one.side(held_out=True))
     }
     measured = union(opened, (request.state, request.action))
+    process = make_process(opened, measured) if make_process else None
     train = PolicyTrain(found, orders, reader, data, identity, dp, state, pin_memory, process)
     return PolicyData(train, opened, measured, validation, bad)
 
