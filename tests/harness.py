@@ -190,8 +190,13 @@ def cases_and_layouts(packed: bool) -> list[Any]:
         pytest.param(case, layout, id=f"{case}-{layout}", marks=() if is_quick(case, layout) else pytest.mark.slow)
         for case, first in discover()
         for layout in LAYOUTS
-        if possible(case, layout) and (packed or _unpacked(case, first, layout))
+        if possible(case, layout) and (_packed if packed else _unpacked)(case, first, layout)
     ]
+
+
+def _packed(case: Case, first: bool, layout: str) -> bool:
+    """Further cases of families besides the spine are tried where a model is divided."""
+    return first or case.family == SPINE or layout != "megatron-single"
 
 
 def _unpacked(case: Case, first: bool, layout: str) -> bool:
