@@ -64,9 +64,9 @@ def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:
     base, settings = Path(run.model.weights), run.task.lora
     layers = linear_layers(weight_map.adaptable, settings.targets)
     targets = list(dict.fromkeys(last(layer) for layer in layers))
-    texts = _published_card(base, family, weight_map).texts | {
-        ADAPTER: adapter_text(settings, targets, str(base), fused_of(weight_map))
-    }
+    task = "CAUSAL_LM" if family.native is None else None
+    text = adapter_text(settings, targets, str(base), fused_of(weight_map), task)
+    texts = _published_card(base, family, weight_map).texts | {ADAPTER: text}
     return Card(family.name, {PREFIX + name: "F32" for name in adapter_shapes(layers, settings.r)}, texts=texts)
 
 

@@ -170,11 +170,16 @@ def settings_of(folder: Path, places: Mapping[str, Place], published: Mapping[st
     return {"r": r, "alpha": scale * r, "targets": targets}
 
 
-def config_text(settings: Lora, targets: list[str], base: str, fused: list[Fused]) -> str:
-    """adapter_config.json of a checkpoint of adapters; `engine.lora.export` makes PEFT's of it."""
+def config_text(
+    settings: Lora, targets: list[str], base: str, fused: list[Fused], task: str | None = "CAUSAL_LM"
+) -> str:
+    """adapter_config.json of a checkpoint of adapters; `engine.lora.export` makes PEFT's of it.
+
+    `task` is PEFT's name for the kind of model, None for one that it does not know, such as a policy.
+    """
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": settings.r,
