@@ -142,7 +142,7 @@ class Packer:
             without_text = 0 if taken else without_text + 1
             if without_text > len(self.order):
                 raise UserError(
-                    "data.path: no training document is left with text to learn from; name files that have some"
+                    "data.path: the training documents that are left hold no text to learn from; name some that do"
                 )
             self._advance(taken)
         order = generator(self.order.seed, SHUFFLE, self.window).permutation(self.window_rows)
