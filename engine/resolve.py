@@ -31,7 +31,8 @@ def resolve(run: Run, devices: int, run_id: str = "run", compiles: bool = False)
     data, schedule, checkpoint, job = run.data, run.schedule, run.checkpoint, run.job
     steps = schedule.steps
     if launcher.name == "torchrun" or launcher.nodes > 1:
-        launcher = _filled(launcher, master_port=DEFAULT_PORT, node_rank=0 if launcher.nodes == 1 else None)
+        alone = launcher.nodes == 1  # then the launcher takes a port that is free
+        launcher = _filled(launcher, master_port=None if alone else DEFAULT_PORT, node_rank=0 if alone else None)
     data = _filled(
         data,
         vocab_size=getattr(run.model, "vocab_size", None) if data.tokenizer is None else None,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from engine.faults.board import Board
-from engine.launch.local import start, worker_environment
+from engine.launch.local import free_port, start, worker_environment
 from engine.launch.supervise import Worker, supervise
 from engine.launch.verdict import Verdict, failure, settle
 from engine.launch.watchdog import Watchdog
@@ -27,7 +27,7 @@ def torchrun_command(run: Run, config: str, address: str | None = None) -> list[
         f"--nproc-per-node={launcher.nproc_per_node}",
         f"--node-rank={launcher.node_rank or 0}",
         f"--master-addr={address or launcher.master_addr}",
-        f"--master-port={launcher.master_port}",
+        f"--master-port={launcher.master_port or free_port()}",
         *("-m", "engine.worker", config),
     ]
 

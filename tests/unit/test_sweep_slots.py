@@ -82,7 +82,7 @@ def test_no_more_slots_than_runs_and_cores_are_shared(gpus):
 
 
 def test_torchrun_gets_ports_that_differ(gpus):
-    slots, _ = divided(gpus(2), None, "parallelism=single", "launcher=torchrun")
+    slots, _ = divided(gpus(2), None, "parallelism=single", "launcher=torchrun", "launcher.master_port=29500")
     assert [slots.words(slot) for slot in (0, 1)] == [["launcher.master_port=29500"], ["launcher.master_port=29501"]]
 
 
