@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from engine.faults.board import Board
@@ -15,7 +17,8 @@ from engine.rundir import RunFolder
 from engine.schema import Run
 from hardware.base import Hardware
 
-ROOT_CAUSE = re.compile(r"rank +: (?P<rank>\d+) .*\n +exitcode +: -(?P<signal>\d+) ")
+FAILURE = re.compile(r"time +: (?P<time>\S+)\n.*\n +rank +: (?P<rank>\d+) .*\n +exitcode +: (?P<code>-?\d+) ")
+SAME = timedelta(seconds=1)  # torchrun's clock: of two ranks that end together it calls the lower one the root cause
 
 
 def torchrun_command(run: Run, config: str, address: str | None = None) -> list[str]:
@@ -56,9 +59,14 @@ def launch(run: Run, folder: RunFolder, hardware: Hardware) -> int:
 
 
 def _root_cause(log: Path) -> Verdict | None:
-    """The rank that torchrun saw killed first, if that is how it began; what ranks say of themselves is better else."""
+    """The rank that torchrun saw killed first, if that is how it began; what ranks say of themselves is better else.
+
+    It ends the others with SIGTERM, and after 30 s with SIGKILL, and lists them too.
+    """
     text = log.read_text(errors="replace") if log.is_file() else ""
-    found = ROOT_CAUSE.search(text.rpartition("Root Cause")[2])
-    if found is None:
-        return None
-    return failure(f"rank {found['rank']}", 128 + int(found["signal"]), None, None)
+    seen = [(datetime.strptime(f["time"], "%Y-%m-%d_%H:%M:%S"), f) for f in FAILURE.finditer(text)]
+    for time, found in seen:
+        number = -int(found["code"])
+        if number > 0 and number != signal.SIGTERM and time - min(seen, key=lambda one: one[0])[0] <= SAME:
+            return failure(f"rank {found['rank']}", 128 + number, None, None)
+    return None
