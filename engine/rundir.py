@@ -24,7 +24,7 @@ OVERRIDES = "overrides.json"  # the words of those commands together: what a res
 LATEST = "latest"
 # Jobs that leave something behind which later commands want to name as outputs/<family>/latest.
 POINTED_TO = ("train", "forward", "convert")
-PRODUCTS = ("metrics.jsonl", "hf", "sharded", "outputs.safetensors")
+PRODUCTS = ("metrics.jsonl", "hf", "sharded", "outputs.safetensors", "results.jsonl")
 
 
 def new_run_id() -> str:
