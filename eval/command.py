@@ -19,20 +19,15 @@ from eval.report import percent, write_report
 from eval.results import Results, merge, rate
 from eval.runner import evaluate
 from eval.server import Server
-from eval.settings import EvalSettings, ServeSettings, precision_problems, read, serving_problems
+from eval.settings import EvalSettings, ServeSettings, described, precision_problems, read, serving_problems
 
 
-def _help(about: str, usage: str, kind: type[Any]) -> str:
-    keys = "\n".join(f"  {f.name}={f.default}" for f in dataclasses.fields(kind))
-    return f"{about}\n\nUsage: {usage}\n\nSettings and their defaults:\n{keys}"
-
-
-EVAL_HELP = _help(
+EVAL_HELP = described(
     "Plays a benchmark's episodes with a policy and measures how often it succeeds.",
     "zoo eval suite=NAME policy=DIR [key=value ...], or with server=ws://HOST:PORT",
     EvalSettings,
 )
-SERVE_HELP = _help("Serves a policy over a websocket.", "zoo serve policy=DIR [key=value ...]", ServeSettings)
+SERVE_HELP = described("Serves a policy over a websocket.", "zoo serve policy=DIR [key=value ...]", ServeSettings)
 MERGE_HELP = """Makes one evaluation of the shards of one.
 
 Usage: zoo eval-merge FOLDER FOLDER ... output=FOLDER"""

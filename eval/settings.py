@@ -10,6 +10,7 @@ from typing import Any, Optional, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.describe import descriptions
 from engine.errors import UserError
 from engine.judging import Episodes, ServerSettings
 from engine.schema import Run
@@ -40,6 +41,14 @@ class ServeSettings(ServerSettings):
     benchmark: str = "libero"  # whose conventions a policy without weights speaks
     preset: str = "openpi"
     cameras: bool = False
+
+
+def described(about: str, usage: str, kind: type[Any]) -> str:
+    """The help of a command: every setting with its default and what it means."""
+    words = descriptions(kind)
+    keys = [(f"{f.name}={'null' if f.default is None else f.default}", words.get(f.name, "")) for f in fields(kind)]
+    lines = "\n".join(f"  {key:<24} {said}".rstrip() for key, said in keys)
+    return f"{about}\n\nUsage: {usage}\n\nSettings and their defaults:\n{lines}"
 
 
 def read(kind: type[T], words: list[str]) -> T:

@@ -8,7 +8,6 @@ from typing import Any, Optional
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions
-from engine.suggest import did_you_mean
 from eval.policy import Policy
 
 POLICIES = {
@@ -21,6 +20,8 @@ POLICIES = {
 def make(name: str, benchmark: Conventions, **options: Any) -> Policy:
     """A policy without weights by name, for a benchmark's conventions. UserError for one that is not there."""
     if name not in POLICIES:
+        from engine.suggest import did_you_mean  # not in a simulator's environment, which lacks its packages
+
         raise UserError(
             f"policy={name}: neither a policy directory nor one of {', '.join(POLICIES)}{did_you_mean(name, POLICIES)}"
         )
