@@ -16,6 +16,7 @@ from engine.family import Family, load_dotted
 from engine.schema import Run
 from engine.suggest import did_you_mean
 from engine.tasks import task_problems
+from engine.verbs import WIRE
 
 COUNTS = {
     "data": (
@@ -136,7 +137,6 @@ CHOICES = {
 }
 MAX_RUN_ID = 128
 FIRST_TRACED = 3  # where profile.steps does not say it: the steps before it start things up
-WIRE = ("msgpack", "websockets")  # of the extra `eval`
 RESERVED_IDS = ("latest", "sweeps")
 RESERVED = " or ".join(RESERVED_IDS)
 
@@ -148,7 +148,9 @@ def check(run: Run, family: Family, named: Collection[str] = (), published: Path
     keys were read from, if they were, so that its mistakes are not laid at the user's door.
     """
     problems = value_problems(run, family)
-    problems += [] if problems else [*_schedule(run), *_job(run, family), *task_problems(run), *without_effect(run, named)]
+    problems += (
+        [] if problems else [*_schedule(run), *_job(run, family), *task_problems(run), *without_effect(run, named)]
+    )
     if published:
         problems = [_of_file(line, published) for line in problems]
     if problems:

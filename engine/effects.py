@@ -50,9 +50,7 @@ RULES = (
     Rule(
         ("data", "data.", "task", "task.", "seed"),
         lambda run: run.job.name in ACTING,
-        lambda run: (
-            "job=serve draws with job.seed" if run.job.name == "serve" else "job=eval draws with eval.seed"
-        )
+        lambda run: ("job=serve draws with job.seed" if run.job.name == "serve" else "job=eval draws with eval.seed")
         + " and learns nothing",
     ),
     Rule(("profile.steps",), lambda run: run.profile.name == "false", lambda run: "it needs profile=true"),

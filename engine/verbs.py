@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NoReturn, Optional
 
-from engine.checks import WIRE
 from engine.errors import UserError
 from engine.family import family_names, load_dotted
 from engine.suggest import did_you_mean
@@ -23,6 +22,7 @@ class Verb:
     packages: tuple[str, ...] = ()  # of the extra `eval`, which it needs
 
 
+WIRE = ("msgpack", "websockets")  # of the extra `eval`
 VERBS = {
     "list": Verb("engine.catalogue:catalogue", "zoo list", "the families, their sizes, tasks, backends and references"),
     "doctor": Verb(

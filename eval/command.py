@@ -21,7 +21,6 @@ from eval.runner import evaluate
 from eval.server import Server
 from eval.settings import EvalSettings, ServeSettings, described, precision_problems, read, serving_problems
 
-
 EVAL_HELP = described(
     "Plays a benchmark's episodes with a policy and measures how often it succeeds.",
     "zoo eval suite=NAME policy=DIR [key=value ...], or with server=ws://HOST:PORT",

@@ -41,7 +41,9 @@ def recording(words: list[str]) -> int:
         print(json.dumps(made, indent=1))
     else:
         print(f"{made['folder']}: {made['episodes']} episodes, {made['frames']} frames")
-        print(f"no episode begins at an initial state before {made['first_state']}: evaluate on those, with fewer trials")
+        print(
+            f"no episode begins at an initial state before {made['first_state']}: evaluate on those, with fewer trials"
+        )
     return 0
 
 

@@ -211,14 +211,18 @@ def _tell_missing(made: Plan, lines: dict[Key, dict[str, Any]], note: Callable[[
     for task in made.tasks:
         got = sum(line["success"] for (of, _), line in lines.items() if of == task)
         if got < made.settings.episodes:
-            note(f"task {task}: {got} of {made.settings.episodes} episodes; all {made.states} initial states were tried")
+            note(
+                f"task {task}: {got} of {made.settings.episodes} episodes; all {made.states} initial states were tried"
+            )
 
 
 def _check_written(folder: Path, header: dict[str, Any]) -> None:
     try:
         there = json.loads((folder / NOTES).read_bytes())
     except (OSError, ValueError):
-        raise UserError(f"output={folder}: it holds a dataset that `zoo demos` did not write; name a new folder") from None
+        raise UserError(
+            f"output={folder}: it holds a dataset that `zoo demos` did not write; name a new folder"
+        ) from None
     check_same({key: there.get(key) for key in header}, header, folder)
 
 

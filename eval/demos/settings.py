@@ -102,6 +102,5 @@ def _dataset(settings: DemoSettings) -> Iterator[str]:
     if wrong := [task for task in settings.tasks or () if not 0 <= task < count]:
         yield f"tasks={wrong[0]}: {settings.suite} has the tasks 0 to {count - 1}"
     if not 1 <= settings.episodes <= protocol.INITIAL_STATES:
-        yield (
-            f"episodes={settings.episodes}: it must be from 1 to {protocol.INITIAL_STATES}, the initial states of a task"
-        )
+        most = protocol.INITIAL_STATES
+        yield f"episodes={settings.episodes}: it must be from 1 to {most}, the initial states of a task"

@@ -49,7 +49,7 @@ class Trained:
         self.name = f"{self.conventions.family} {fingerprint(folder)}"
 
     def infer(self, requests: list[Request]) -> list[np.ndarray]:
-        """Actions [horizon, A] for each. UserError for an observation that lacks something, or has it of another size."""
+        """Actions [horizon, A] for each. UserError for an observation that lacks something."""
         from engine.policy.runtime import Observation
 
         seen = [Observation(*self._read(request), seed=request.seed) for request in requests]

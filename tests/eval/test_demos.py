@@ -96,7 +96,9 @@ def table(folder: Path) -> Any:
     return pq.read_table(folder / "data/chunk-000/file-000.parquet")
 
 
-def test_an_interrupted_recording_goes_on_and_a_finished_one_stays(made: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_recording_goes_on_and_a_finished_one_stays(
+    made: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     kept: list[tuple[int, int]] = []
     keep = recorder._keep
 

@@ -41,7 +41,9 @@ def python() -> str:
 def backend(python: str) -> str:
     """A GL backend that draws without a screen."""
     for name in ("egl", "osmesa"):
-        done = subprocess.run([python, "-c", DRAW], env=os.environ | {"MUJOCO_GL": name}, capture_output=True, timeout=120)
+        done = subprocess.run(
+            [python, "-c", DRAW], env=os.environ | {"MUJOCO_GL": name}, capture_output=True, timeout=120
+        )
         if done.returncode == 0:
             return name
     pytest.skip("no GL backend draws here; install libegl1 libegl-mesa0 libgl1-mesa-dri, or libosmesa6")

@@ -1,4 +1,4 @@
-"""A policy directory that acts: job=eval, job=serve, seeds, shards and batches. The policy is Pi0.5 with random weights."""
+"""A policy directory that acts (Pi0.5 with random weights): job=eval, job=serve, seeds, shards and batches."""
 
 from __future__ import annotations
 
@@ -133,11 +133,17 @@ def test_observations_that_it_cannot_use(folder: Path, key: str, value: object, 
     "words, said",
     [
         (["job=eval", "eval=toy", "model.weights=DIR"], "eval.suite is missing; for example eval.suite="),
-        (["job=eval", "eval=toy", "eval.suite=toy_reach"], "model.weights is missing; job=eval needs a policy directory"),
+        (
+            ["job=eval", "eval=toy", "eval.suite=toy_reach"],
+            "model.weights is missing; job=eval needs a policy directory",
+        ),
         (["job=serve", "model.weights=DIR", "job.host=0.0.0.0"], "set job.token=SECRET"),
         (["job=serve", "model.weights=DIR", "eval.trials=3"], "eval.trials has no effect: only job=eval uses it"),
         (["job=serve", "model.weights=DIR", "data.path=x"], "data.path has no effect"),
-        (["job=eval", "eval.suite=libero_goal", "eval.shard=3", "model.weights=DIR"], "eval.shard=3: write NUMBER/COUNT"),
+        (
+            ["job=eval", "eval.suite=libero_goal", "eval.shard=3", "model.weights=DIR"],
+            "eval.shard=3: write NUMBER/COUNT",
+        ),
         (["job=serve", "model.weights=DIR", "parallelism=ddp2"], "job=serve runs one process"),
     ],
 )
