@@ -293,7 +293,7 @@ def _job(run: Run, family: Family) -> Iterator[str]:
 
 
 def _acting(run: Run, family: Family) -> Iterator[str]:
-    """What only `eval` knows is asked by its dotted name, so that the engine imports nothing of the shelves above it."""
+    """What only `eval` knows is asked by its dotted name: the engine imports nothing of the shelves above it."""
     if family.policy is None:
         yield f"job={run.job.name}: {family.name} is no family of policies; only those act"
     if run.model.weights is None:
