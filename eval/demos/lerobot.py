@@ -6,6 +6,7 @@ Source of the layout: lerobot 0.6.1, `datasets/utils.py` and `dataset_writer.py`
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -76,7 +77,7 @@ def pixel_sums(frames: np.ndarray) -> dict[str, Any]:
 
 
 def write(folder: Path, episodes: Sequence[Recorded], conventions: Conventions, notes: dict[str, Any]) -> None:
-    """The dataset in `folder`, `meta/info.json` last: without it there is none. Videos are moved here.
+    """The dataset in `folder`, `meta/info.json` last: without it there is none. The videos stay where they were, too.
 
     `notes` goes into meta/recording.json.
     """
@@ -109,11 +110,19 @@ def _row(folder: Path, number: int, episode: Recorded, first: int, fps: float) -
         key = camera_key(camera)
         target = folder / VIDEO.format(video_key=key, **place)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        target.hardlink_to(source)
+        _place(source, target)
         row |= {f"videos/{key}/{name}": value for name, value in place.items()}
         row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": episode.length / fps}
     return row | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+
+
+def _place(source: Path, target: Path) -> None:
+    """A file under another name too, where the disk can do that; else a copy."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _write_numbers(path: Path, episodes: Sequence[Recorded], tasks: list[str], fps: float) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,15 @@ def record(
     results = Results(stage, header)
     for torn in {path for path in stage.iterdir() if path.is_dir()} - {_place(stage, key) for key in results.lines}:
         shutil.rmtree(torn)  # an episode that was being written when the last run ended
-    with _pool(python, made, stage, note) as pool:
-
-        def done(line: dict[str, Any]) -> None:
-            _keep(stage, line, made.benchmark.fps)
-            results.add(line)
-            _tell(line, note)
-            report(sum(one["success"] for one in results.lines.values()), made.wanted)
-
-        report(sum(one["success"] for one in results.lines.values()), made.wanted)
-        try:
-            while keys := made.missing(results.lines):
-                pool.run([_job(made, stage, key) for key in keys], done)
-        finally:
-            results.close()
+    try:
+        with closing(results):
+            _play(python, made, stage, results, note, report)
+    except UserError:
+        if not results.lines:  # nothing came of it
+            shutil.rmtree(stage)
+            with suppress(OSError):
+                folder.rmdir()
+        raise
     good = sorted((key for key, line in results.lines.items() if line["success"]), key=lambda key: (key[0], -key[1]))
     if not good:
         raise UserError(f"{made.expert} succeeded in none of {len(results.lines)} episodes; there is no dataset")
@@ -133,6 +129,26 @@ def record(
     lerobot.write(folder, [_load(stage, key) for key in good], made.benchmark, notes)
     shutil.rmtree(stage)
     return _summary(folder)
+
+
+def _play(python: str, made: Plan, stage: Path, results: Results, note: Callable[[str], None], report: Report) -> None:
+    """Round after round: each tries as many further states as successes are missing."""
+
+    def count() -> int:
+        return sum(line["success"] for line in results.lines.values())
+
+    def done(line: dict[str, Any]) -> None:
+        _keep(stage, line, made.benchmark.fps)
+        results.add(line)
+        if not line["success"]:
+            place = f"task {line['task']}, state {line['episode']}"
+            note(f"{place}: not recorded ({line['reason']}); another takes its place")
+        report(count(), made.wanted)
+
+    report(count(), made.wanted)
+    with _pool(python, made, stage, note) as pool:
+        while keys := made.missing(results.lines):
+            pool.run([_job(made, stage, key) for key in keys], done)
 
 
 def _pool(python: str, made: Plan, stage: Path, note: Callable[[str], None]) -> Pool:
@@ -200,11 +216,6 @@ def _load(stage: Path, key: Key) -> Recorded:
         numbers = {name: arrays[name] for name in (STATE, ACTION)}
     videos = {camera: place / f"{camera}.mp4" for camera in told["pixels"]}
     return Recorded(told["prompt"], numbers, videos, told["pixels"])
-
-
-def _tell(line: dict[str, Any], note: Callable[[str], None]) -> None:
-    if not line["success"]:
-        note(f"task {line['task']}, state {line['episode']}: not recorded ({line['reason']}); another takes its place")
 
 
 def _tell_missing(made: Plan, lines: dict[Key, dict[str, Any]], note: Callable[[str], None]) -> None:

@@ -164,11 +164,16 @@ def test_what_cannot_be_recorded(values: dict[str, Any], said: str, tmp_path: Pa
     assert not (tmp_path / "set").exists()
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone_and_none_is_left_behind(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "thesis.txt").write_text("words")
     with pytest.raises(UserError, match="it holds something else"):
         recorder.record(settings(tmp_path), quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    broken = settings(tmp_path / "new", tasks=[0])
+    with pytest.raises(UserError, match="libero_expert"):
+        monkeypatch.setattr(toy, "EXPERT", "libero_expert")
+        recorder.record(broken, quiet)
+    assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match=r"it is no dataset of `zoo demos`"):
         replay(tmp_path, ReplaySettings(), quiet)
 
