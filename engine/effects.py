@@ -48,10 +48,14 @@ RULES = (
         lambda run: f"only job=eval uses it, and this is job={run.job.name}",
     ),
     Rule(
-        ("data", "data.", "task", "task.", "seed"),
+        ("data", "data.", "task", "task."),
         lambda run: run.job.name in ACTING,
-        lambda run: ("job=serve draws with job.seed" if run.job.name == "serve" else "job=eval draws with eval.seed")
-        + " and learns nothing",
+        lambda run: f"job={run.job.name} learns nothing, and a policy directory brings what it needs",
+    ),
+    Rule(
+        ("seed",),
+        lambda run: run.job.name in ACTING,
+        lambda run: "job=serve draws with job.seed" if run.job.name == "serve" else "job=eval draws with eval.seed",
     ),
     Rule(("profile.steps",), lambda run: run.profile.name == "false", lambda run: "it needs profile=true"),
     Rule(("debug.steps",), lambda run: run.debug.dump is None, lambda run: "it needs debug.dump=layers"),

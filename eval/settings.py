@@ -15,6 +15,7 @@ from engine.errors import UserError
 from engine.judging import Episodes, ServerSettings
 from engine.schema import Run
 from engine.suggest import did_you_mean, expected_type
+from eval import presets
 
 T = TypeVar("T")
 
@@ -146,7 +147,16 @@ def loopback(host: str) -> bool:
 
 def job_problems(run: Run) -> Iterator[str]:
     """What a run of job=eval or job=serve cannot have: the controller asks for it before anything starts."""
-    yield from serving_problems(run.job, "job.") if run.job.name == "serve" else episode_problems(run.eval, "eval.")
+    if run.job.name == "serve":
+        yield from serving_problems(run.job, "job.")
+        return
+    yield from episode_problems(run.eval, "eval.")
+    try:
+        presets.chosen(run.eval.name, run.eval.preset)
+        if run.eval.suite is not None:
+            presets.tasks_of(run.eval.name, run.eval.suite)
+    except UserError as error:
+        yield f"eval.{error}"
 
 
 def shard_of(text: str) -> tuple[int, int]:

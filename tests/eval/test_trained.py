@@ -144,6 +144,10 @@ def test_observations_that_it_cannot_use(folder: Path, key: str, value: object, 
             ["job=eval", "eval.suite=libero_goal", "eval.shard=3", "model.weights=DIR"],
             "eval.shard=3: write NUMBER/COUNT",
         ),
+        (
+            ["job=eval", "eval=toy", "eval.suite=toy_rech", "model.weights=DIR"],
+            "eval.suite=toy_rech: toy has toy_reach",
+        ),
         (["job=serve", "model.weights=DIR", "parallelism=ddp2"], "job=serve runs one process"),
     ],
 )
