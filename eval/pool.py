@@ -132,6 +132,7 @@ class Pool:
         self._lock = threading.Lock()
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._processes: dict[int, Process] = {}
+        self._idle: dict[int, tuple[Optional[Process], Optional[int]]] = {}  # and the task that is open
         self._closed = False
 
     def __enter__(self) -> Pool:
@@ -173,8 +174,7 @@ class Pool:
                 count -= 1
 
     def _work(self, number: int, waiting: list[Job]) -> None:
-        process: Optional[Process] = None
-        task: Optional[int] = None
+        process, task = self._idle.pop(number, (None, None))
         try:
             while job := self._next(waiting, task):
                 task = job.task
@@ -182,9 +182,11 @@ class Pool:
                 self._events.put(("line", line))
         except BaseException as error:
             self._events.put(("error", error))
-        finally:
             if process:
                 process.kill()
+        else:
+            self._idle[number] = process, task  # for the next list; whatever is left ends with the pool
+        finally:
             self._events.put(("end", None))
 
     def _next(self, waiting: list[Job], task: Optional[int]) -> Optional[Job]:
