@@ -206,6 +206,8 @@ def _only(choices: Sequence[str]) -> str:
 def _names(run: Run, family: Family) -> Iterator[str]:
     if run.backend == "megatron" and family.megatron is None:
         yield f"backend=megatron: {family.name} is not made of Megatron's parts; backend=native is the only one"
+    if family.data and run.job.name in ("sample", "prepare"):
+        yield f"job={run.job.name}: it is for text, and {family.name} does not learn from text; job=train does"
     if run.task.name not in family.tasks:
         yield f"task={run.task.name}: {family.name} has no such task; {_only(family.tasks)}"
     name = run.run_id

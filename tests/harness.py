@@ -143,9 +143,9 @@ def spine_cases() -> list[Case]:
 
 @cache
 def _own(family: str) -> dict[str, Any]:
-    """A family's parity.yaml."""
-    (path,) = ZOO.glob(f"*/{family}/parity.yaml")
-    return yaml.safe_load(path.read_text())
+    """A family's parity.yaml; nothing for one that brings tests of its own instead."""
+    path = next(ZOO.glob(f"*/{family}/parity.yaml"), None)
+    return yaml.safe_load(path.read_text()) if path else {}
 
 
 def refused(family: str) -> dict[str, str]:

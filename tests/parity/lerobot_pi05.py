@@ -95,10 +95,10 @@ def processed(
     settings: PI05Config, statistics: dict[str, dict[str, torch.Tensor]], state: torch.Tensor, action: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, list[str], torch.Tensor]:
     """What its own steps make of a batch: normalised state and actions, prompts, and the actions in units again."""
+    from lerobot.lerobot_types import TransitionKey
     from lerobot.policies.pi05.processor_pi05 import Pi05PrepareStateTokenizerProcessorStep
     from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
     from lerobot.processor.converters import create_transition
-    from lerobot.types import TransitionKey
 
     features = {**settings.input_features, **settings.output_features}
     given = {"features": features, "norm_map": settings.normalization_mapping, "stats": statistics}

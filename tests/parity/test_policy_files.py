@@ -29,6 +29,7 @@ from tests.parity import lerobot_pi05 as lerobot
 from tests.parity.test_policies import ACTION, CAMERAS, CASES, ROWS, STATE, as_lerobot, close, observed
 from tests.parity.test_round_trip import raw, there_and_back
 from tests.ranks import Ranks
+from tests.unit.robot_sets import make
 
 CONFIG = CASES["unlike_widths"]
 FAMILY = load_family("pi05")
@@ -85,27 +86,25 @@ def test_every_byte_survives_and_lerobot_reads_it(ranks: Ranks, theirs: Any, tmp
             assert torch.equal(read[name], tensor), name
 
 
-@pytest.mark.parametrize("world", [2])
-def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: Path, world: int) -> None:
+def forward(ranks: Ranks, theirs: Any, weights: Path, place: Path, *more: str) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The batch, what lerobot's model is called with, and what job=forward on two ranks makes of it."""
+    batch = observed(CONFIG)
+    called = images, masks, tokens, token_mask = as_lerobot(theirs, batch)
+    inputs = {f"images.{n}": image.contiguous() for n, image in enumerate(images)}
+    inputs |= {f"img_masks.{n}": mask for n, mask in enumerate(masks)} | {"tokens": tokens, "masks": token_mask}
+    inputs |= {"actions": batch.actions, "noise": batch.noise, "time": batch.time}
+    save_file(inputs, place / "batch.safetensors")
+    given = [f"model.weights={weights}", f"data.inputs={place / 'batch.safetensors'}", "job=forward", *more]
+    config = freeze(place / "forward", "pi05", *given, "parallelism=fsdp2", "data.micro_batch_size=1")
+    assert ranks.run(config, 2) == [0, 0], (config.parent / "result.json").read_text()
+    return batch, called, load_file(config.parent / "outputs.safetensors")
+
+
+def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: Path) -> None:
     """Three samples on two ranks, one of them alone: outputs, loss and gradients by published name."""
     source = write(tmp_path / "source", {n: t.contiguous() for n, t in theirs.state_dict().items()})
-    batch = observed(CONFIG)
-    images, masks, tokens, token_mask = as_lerobot(theirs, batch)
-    inputs = {f"images.{n}": image.contiguous() for n, image in enumerate(images)}
-    inputs |= {f"img_masks.{n}": mask for n, mask in enumerate(masks)}
-    inputs |= {
-        "tokens": tokens,
-        "masks": token_mask,
-        "actions": batch.actions,
-        "noise": batch.noise,
-        "time": batch.time,
-    }
-    save_file(inputs, tmp_path / "batch.safetensors")
-    given = [f"model.weights={source}", f"data.inputs={tmp_path / 'batch.safetensors'}", "grad=true", "job=forward"]
-    config = freeze(tmp_path / "forward", "pi05", *given, "parallelism=fsdp2", "data.micro_batch_size=1")
-    assert ranks.run(config, world) == [0] * world, (config.parent / "result.json").read_text()
-    found = load_file(config.parent / "outputs.safetensors")
-
+    batch, called, found = forward(ranks, theirs, source, tmp_path, "grad=true")
+    images, masks, tokens, token_mask = called
     padded = torch.nn.functional.pad(batch.actions, (0, CONFIG.max_action_dim - ACTION))
     theirs.zero_grad()
     errors = theirs.model.forward(images, masks, tokens, token_mask, padded, batch.noise, batch.time)
@@ -119,6 +118,36 @@ def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: P
     assert {name for name in found if name.startswith("grad.")} == {f"grad.{name}" for name in learned}
     for name in learned:
         assert (found[f"grad.{name}"] - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-7, name
+
+
+@pytest.mark.slow
+def test_adapters_learn_and_are_lerobots_through_peft(ranks: Ranks, theirs: Any, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    source = write(tmp_path / "source", {n: t.contiguous() for n, t in theirs.state_dict().items()})
+    for file in stand_in([], CONFIG.vocab_size, tmp_path).iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    data = [f"data.path={make(tmp_path / 'set', lengths=(6, 9)).folder}", "data.held_out=0", "data.global_batch_size=4"]
+    lora = ["task=lora", "task.lora.r=2", "task.lora.targets=[q_proj,v_proj,fc1,dense]", "optim.lr=0.02"]
+    words = [*data, *lora, f"model.weights={source}", "schedule.steps=4", "schedule.warmup_steps=0", "parallelism=ddp2"]
+    config = freeze(tmp_path / "lora", "pi05", *words, "data.micro_batch_size=1")
+    assert ranks.run(config, 2) == [0, 0], (config.parent / "result.json").read_text()
+    out = config.parent / "hf"
+    files = {file.name for file in out.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "statistics.json", "conventions.json"} <= files
+    batch, called, found = forward(ranks, theirs, out, tmp_path)
+    policy = lerobot.policy(CONFIG, CAMERAS, STATE, ACTION)
+    policy.load_state_dict(theirs.state_dict())
+    padded = torch.nn.functional.pad(batch.actions, (0, CONFIG.max_action_dim - ACTION))
+    losses = []
+    for _ in range(2):
+        with torch.no_grad():
+            errors = policy.model.forward(*called, padded, batch.noise, batch.time)
+        losses.append(errors[..., :ACTION].mean())
+        if len(losses) == 1:
+            PeftModel.from_pretrained(policy, out)  # puts the adapters into the policy itself
+    close(found["loss"], losses[1])
+    assert abs(losses[1] - losses[0]) > 1e-3 * losses[0], "the adapters do something"
 
 
 @pytest.mark.parametrize(("height", "width"), [(28, 28), (33, 20), (7, 50), (61, 28), (1, 3)])
