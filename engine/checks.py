@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from engine.effects import without_effect
+from engine.effects import ACTING, without_effect
 from engine.errors import UserError
 from engine.family import Family, load_dotted
 from engine.schema import Run
 from engine.suggest import did_you_mean
 from engine.tasks import task_problems
+from engine.verbs import WIRE
 
 COUNTS = {
     "data": (
@@ -130,6 +132,8 @@ CHOICES = {
     "checkpoint.export_dtype": ("fp32", "bf16", "fp16", "fp8"),
     "job.to": ("hf", "sharded"),
     "sweep.direction": ("minimize", "maximize"),
+    "eval.record": ("failures", "all", "none"),
+    "eval.gl": ("egl", "osmesa"),
 }
 MAX_RUN_ID = 128
 FIRST_TRACED = 3  # where profile.steps does not say it: the steps before it start things up
@@ -144,7 +148,9 @@ def check(run: Run, family: Family, named: Collection[str] = (), published: Path
     keys were read from, if they were, so that its mistakes are not laid at the user's door.
     """
     problems = value_problems(run, family)
-    problems += [] if problems else [*_schedule(run), *_job(run), *task_problems(run), *without_effect(run, named)]
+    problems += (
+        [] if problems else [*_schedule(run), *_job(run, family), *task_problems(run), *without_effect(run, named)]
+    )
     if published:
         problems = [_of_file(line, published) for line in problems]
     if problems:
@@ -265,7 +271,7 @@ def _schedule(run: Run) -> Iterator[str]:
         )
 
 
-def _job(run: Run) -> Iterator[str]:
+def _job(run: Run, family: Family) -> Iterator[str]:
     job, weights = run.job.name, run.model.weights
     if run.prompt is not None and job != "sample":
         yield f"prompt: only job=sample takes one, and this is job={job}; add job=sample or leave prompt out"
@@ -284,6 +290,24 @@ def _job(run: Run) -> Iterator[str]:
             yield f"model.weights is missing; job=sample needs it, for example outputs/{run.family}/latest/hf"
     if job == "convert":
         yield from _convert(run)
+    if job in ACTING:
+        yield from _acting(run, family)
+
+
+def _acting(run: Run, family: Family) -> Iterator[str]:
+    """What only `eval` knows is asked by its dotted name: the engine imports nothing of the shelves above it."""
+    if family.policy is None:
+        yield f"job={run.job.name}: {family.name} is no family of policies; only those act"
+    if run.model.weights is None:
+        latest = f"outputs/{run.family}/latest/hf"
+        yield f"model.weights is missing; job={run.job.name} needs a policy directory, for example {latest}"
+    if missing := [package for package in WIRE if find_spec(package) is None]:
+        yield f"job={run.job.name} needs {' and '.join(missing)}: install the extra `eval`"
+    else:
+        yield from load_dotted("eval.settings:job_problems")(run)
+    if (run.launcher.nproc_per_node or 1) > 1 or run.launcher.nodes > 1 or (run.parallelism.dp or 1) > 1:
+        more = "; eval.shard=0/4 divides an evaluation" if run.job.name == "eval" else ""
+        yield f"job={run.job.name} runs one process, with parallelism=single{more}"
 
 
 def _inputs(path: str | None) -> Iterator[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from engine.data.mixture import has_chats, has_demonstrations
 from engine.schema import Run
 
-NOT_TRAINING = ("forward", "convert", "prepare", "sample")
+ACTING = ("eval", "serve")  # jobs of a trained policy, which brings all that it needs
+NOT_TRAINING = ("forward", "convert", "prepare", "sample", *ACTING)
 KEPT = ("save_interval", "keep_last", "keep_best", "keep_every", "export_hf")
 CHAT_KEYS = ("format", "chat_template", "train_on_prompt", "train_turns", "final_tool_calls")
 SPLIT = ("datasets", "energon")
@@ -40,6 +41,21 @@ RULES = (
         ("debug.", "faults.on_spike", "faults.spike_window", "faults.spike_threshold", "faults.max_skips"),
         lambda run: run.job.name in NOT_TRAINING,
         lambda run: f"only job=train uses it, and this is job={run.job.name}",
+    ),
+    Rule(
+        ("eval", "eval."),
+        lambda run: run.job.name != "eval",
+        lambda run: f"only job=eval uses it, and this is job={run.job.name}",
+    ),
+    Rule(
+        ("data", "data.", "task", "task."),
+        lambda run: run.job.name in ACTING,
+        lambda run: f"job={run.job.name} learns nothing, and a policy directory brings what it needs",
+    ),
+    Rule(
+        ("seed",),
+        lambda run: run.job.name in ACTING,
+        lambda run: "job=serve draws with job.seed" if run.job.name == "serve" else "job=eval draws with eval.seed",
     ),
     Rule(("profile.steps",), lambda run: run.profile.name == "false", lambda run: "it needs profile=true"),
     Rule(("debug.steps",), lambda run: run.debug.dump is None, lambda run: "it needs debug.dump=layers"),

@@ -33,6 +33,7 @@ GROUPS = {
     "checkpoint": "what is saved",
     "logger": "what is shown",
     "launcher": "how the ranks are started",
+    "eval": "job=eval: the benchmark",
     "sweep": "which runs --multirun starts, and how many at a time",
 }
 
@@ -132,6 +133,8 @@ def _examples_of_policy(command: str, latest: str, largest: str) -> list[str]:
         f"{command} data.path=demos parallelism=ddp2   # two processes",
         f"{command} -m data.path=demos optim.lr=1e-4,1e-3",
         f"{command} checkpoint.resume={latest}",
+        f"{command} job=eval eval=libero eval.suite=libero_object model.weights={latest}/hf",
+        f"{command} job=serve model.weights={latest}/hf job.port=8000",
         f"{command} job=forward model.weights={latest}/hf data.inputs=batch.safetensors grad=true",
         f"{command} model={largest} precision=bf16 parallelism=fsdp launcher=print",
     ]

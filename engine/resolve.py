@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from engine.effects import ACTING
 from engine.errors import UserError
 from engine.schema import Launcher, Parallelism, Run
 from engine.words import counted
@@ -81,7 +82,9 @@ def _ranks(run: Run, devices: int) -> tuple[Parallelism, Launcher]:
     """Decide how many ranks a node runs and how many replicas that makes."""
     layout, launcher = run.parallelism, run.launcher
     need, nodes = model_ranks(layout), launcher.nodes
-    if launcher.nproc_per_node is not None:
+    if run.job.name in ACTING and launcher.nproc_per_node is None:
+        world = 1  # one policy; evaluations are divided by eval.shard
+    elif launcher.nproc_per_node is not None:
         world = nodes * launcher.nproc_per_node
     elif layout.dp is not None:
         world = need * layout.dp

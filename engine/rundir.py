@@ -23,7 +23,7 @@ COMMAND = "command.txt"  # one line for each start
 OVERRIDES = "overrides.json"  # the words of those commands together: what a resume takes up again
 LATEST = "latest"
 POINTED_TO = "train"  # the job whose runs are outputs/<family>/latest, which later commands sample and continue
-PRODUCTS = ("metrics.jsonl", "hf", "sharded", "outputs.safetensors")
+PRODUCTS = ("metrics.jsonl", "hf", "sharded", "outputs.safetensors", "results.jsonl")
 
 
 def new_run_id() -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
+from engine.judging import EvalJob, Evaluation, ServeJob
 from engine.moe.mixture import Mixture
 
 SCHEMA_VERSION = 1
@@ -257,6 +258,8 @@ JOBS: dict[str, type] = {
     "convert": ConvertJob,
     "prepare": PrepareJob,
     "sample": SampleJob,
+    "eval": EvalJob,
+    "serve": ServeJob,
 }
 
 
@@ -299,6 +302,7 @@ class Run:
     profile: Profile = field(default_factory=Profile)
     debug: Debug = field(default_factory=Debug)
     sweep: Sweep = field(default_factory=Sweep)
+    eval: Evaluation = field(default_factory=lambda: Evaluation(name="libero"))  # job=eval
     job: Any = MISSING
 
 

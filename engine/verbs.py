@@ -22,7 +22,7 @@ class Verb:
     packages: tuple[str, ...] = ()  # of the extra `eval`, which it needs
 
 
-WIRE = ("msgpack", "websockets")
+WIRE = ("msgpack", "websockets")  # of the extra `eval`
 VERBS = {
     "list": Verb("engine.catalogue:catalogue", "zoo list", "the families, their sizes, tasks, backends and references"),
     "doctor": Verb(
@@ -36,6 +36,10 @@ VERBS = {
     "eval": Verb("eval.command:evaluation", "zoo eval", "how often a policy succeeds in a simulator's tasks", WIRE),
     "eval-env": Verb("eval.environments:command", "zoo eval-env NAME", "build the environment of a simulator"),
     "eval-merge": Verb("eval.command:merging", "zoo eval-merge A B", "one evaluation from its shards", WIRE),
+    "demos": Verb("eval.demos.command:recording", "zoo demos", "record demonstrations of a scripted expert", WIRE),
+    "demos-replay": Verb(
+        "eval.demos.command:replaying", "zoo demos-replay DIR", "carry recorded actions out again", WIRE
+    ),
     "serve": Verb("eval.command:serving", "zoo serve", "serve a policy over a websocket", WIRE),
 }
 

@@ -39,6 +39,8 @@ JOBS = {
     "convert": "engine.jobs.convert:run",
     "prepare": "engine.jobs.prepare:run",
     "sample": "engine.jobs.sample:run",
+    "eval": "eval.jobs:evaluation",
+    "serve": "eval.jobs:serving",
 }
 
 # What gloo, NCCL and the store of torch.distributed say when the other side has gone.

@@ -18,21 +18,15 @@ from eval import policies, presets
 from eval.report import percent, write_report
 from eval.results import Results, merge, rate
 from eval.runner import evaluate
-from eval.server import Server, check_settings
-from eval.settings import EvalSettings, ServeSettings, read
+from eval.server import Server
+from eval.settings import EvalSettings, ServeSettings, described, precision_problems, read, serving_problems
 
-
-def _help(about: str, usage: str, kind: type[Any]) -> str:
-    keys = "\n".join(f"  {f.name}={f.default}" for f in dataclasses.fields(kind))
-    return f"{about}\n\nUsage: {usage}\n\nSettings and their defaults:\n{keys}"
-
-
-EVAL_HELP = _help(
+EVAL_HELP = described(
     "Plays a benchmark's episodes with a policy and measures how often it succeeds.",
-    "zoo eval suite=NAME policy=NAME [key=value ...], or with server=ws://HOST:PORT",
+    "zoo eval suite=NAME policy=DIR [key=value ...], or with server=ws://HOST:PORT",
     EvalSettings,
 )
-SERVE_HELP = _help("Serves a policy over a websocket.", "zoo serve policy=NAME [key=value ...]", ServeSettings)
+SERVE_HELP = described("Serves a policy over a websocket.", "zoo serve policy=DIR [key=value ...]", ServeSettings)
 MERGE_HELP = """Makes one evaluation of the shards of one.
 
 Usage: zoo eval-merge FOLDER FOLDER ... output=FOLDER"""
@@ -89,11 +83,13 @@ def serving(words: list[str]) -> int:
         return 0
     settings = read(ServeSettings, given[0])
     if settings.policy is None:
-        raise UserError(f"policy is missing; there are {', '.join(policies.POLICIES)}")
-    check_settings(settings)
+        raise UserError(f"policy is missing; name a policy directory, or one of {', '.join(policies.POLICIES)}")
+    if problems := [*serving_problems(settings), *precision_problems(settings.precision)]:
+        raise UserError("\n".join(problems))
     protocol = presets.benchmark(settings.benchmark)
     chosen = protocol.conventions(presets.chosen(settings.benchmark, settings.preset))
-    policy = policies.make(settings.policy, chosen, cameras=settings.cameras)
+    batch = settings.max_batch if settings.fill else None
+    policy = policies.chosen(settings.policy, chosen, settings.cameras, settings.precision, batch)
     return serve_until_signal(Server(policy, settings, _note))
 
 

@@ -9,16 +9,26 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import engine
 import eval as ours
 from engine.errors import UserError
-from eval.episode import Job, as_message
 
 ENDED = {"event": "ended"}
+
+
+class Job(Protocol):
+    """An episode, a dataclass whose fields are the message to the worker."""
+
+    @property
+    def task(self) -> int: ...
+
+    @property
+    def episode(self) -> int: ...
 
 
 class Lost(Exception):
@@ -108,7 +118,10 @@ class Pool:
         stall_s: float,
         settings: Mapping[str, str],
         note: Callable[[str], None],
+        do: str = "play",
     ) -> None:
+        """`do` names what a worker does with a job."""
+        self.do = do
         self.python, self.opening, self.folder, self.workers = python, opening, folder, workers
         self.retries, self.stall_s, self.settings, self.note = retries, stall_s, settings, note
         self._source = tempfile.TemporaryDirectory(prefix="zooforge-")
@@ -119,6 +132,7 @@ class Pool:
         self._lock = threading.Lock()
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._processes: dict[int, Process] = {}
+        self._idle: dict[int, tuple[Optional[Process], Optional[int]]] = {}  # and the task that is open
         self._closed = False
 
     def __enter__(self) -> Pool:
@@ -144,7 +158,7 @@ class Pool:
         process.answer(self.stall_s)
         return process
 
-    def run(self, jobs: list[Job], done: Callable[[dict[str, Any]], None]) -> None:
+    def run(self, jobs: Sequence[Job], done: Callable[[dict[str, Any]], None]) -> None:
         """Play all. The first UserError of a worker ends the run, after what others finished until then."""
         waiting = list(jobs)
         count = min(self.workers, len(waiting))
@@ -160,8 +174,7 @@ class Pool:
                 count -= 1
 
     def _work(self, number: int, waiting: list[Job]) -> None:
-        process: Optional[Process] = None
-        task: Optional[int] = None
+        process, task = self._idle.pop(number, (None, None))
         try:
             while job := self._next(waiting, task):
                 task = job.task
@@ -169,9 +182,11 @@ class Pool:
                 self._events.put(("line", line))
         except BaseException as error:
             self._events.put(("error", error))
-        finally:
             if process:
                 process.kill()
+        else:
+            self._idle[number] = process, task  # for the next list; whatever is left ends with the pool
+        finally:
             self._events.put(("end", None))
 
     def _next(self, waiting: list[Job], task: Optional[int]) -> Optional[Job]:
@@ -190,8 +205,8 @@ class Pool:
         for attempt in range(1, self.retries + 2):
             try:
                 process = process or self.start(number)
-                process.send({"do": "play", **as_message(job)})
-                line = process.answer(self.stall_s)["line"]
+                process.send({"do": self.do, **asdict(job)})
+                line = {"task": job.task, "episode": job.episode} | process.answer(self.stall_s)["line"]
                 return process, line | {"attempts": attempt, "worker": number}
             except Lost as lost:
                 why = str(lost)

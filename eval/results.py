@@ -13,7 +13,8 @@ from engine.errors import UserError
 from eval.interval import wilson
 
 HEADER, LINES, SUMMARY, VIDEOS = "eval.json", "results.jsonl", "summary.json", "videos"
-TIMING = ("seconds", "latency_ms", "attempts", "video", "worker")  # of a line: not what happened, but how long it took
+# Of a line: not what happened, but how long it took, and what differs in the last bit on another machine.
+TIMING = ("seconds", "latency_ms", "attempts", "video", "worker", "actions")
 
 Line = dict[str, Any]
 Key = tuple[int, int]
@@ -101,7 +102,7 @@ def check_same(there: dict[str, Any], mine: dict[str, Any], folder: Path) -> Non
     different = [key for key in sorted({*there, *mine}) if there.get(key) != mine.get(key)]
     if different:
         named = ", ".join(f"{k} ({_short(there.get(k))} there, {_short(mine.get(k))} now)" for k in different[:4])
-        raise UserError(f"{folder}: it holds another evaluation; different: {named}; name another with output=DIR")
+        raise UserError(f"{folder}: it holds others' results; different: {named}; name another with output=DIR")
 
 
 def _short(value: Any) -> str:

@@ -104,6 +104,7 @@ def header_of(made: Plan, policy: str, conventions: Conventions) -> dict[str, An
                 "horizon": made.horizon,
                 "settle": made.preset.settle,
                 "replan": settings.replan or conventions.replan,
+                "batch": settings.batch if settings.server is None else None,
                 "seed": made.seed,
                 "resolution": made.resolution,
                 "multisampling": settings.multisampling,
@@ -127,7 +128,9 @@ def evaluate(
     """
     made = plan(settings)
     if settings.server is None:
-        policy = policy or policies.make(str(settings.policy), made.benchmark, cameras=settings.cameras)
+        policy = policy or policies.chosen(
+            str(settings.policy), made.benchmark, settings.cameras, settings.precision, settings.batch
+        )
     python = settings.python or str(environments.python_of(settings.benchmark))
     with ExitStack() as stack:
         address, token = settings.server, settings.token

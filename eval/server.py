@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
-import ipaddress
 import itertools
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Optional
@@ -22,48 +20,19 @@ from websockets.http11 import Request as Opening
 from websockets.http11 import Response
 
 from engine.errors import UserError
+from engine.judging import ServerSettings
 from eval import protocol
 from eval.batching import Batcher
 from eval.policy import Policy, Request
+from eval.settings import serving_problems
 
 WHOLE = (int,)
 
 
-@dataclass
-class ServerSettings:
-    """Where and how a policy is served."""
-
-    host: str = "127.0.0.1"  # other addresses need a token
-    port: int = 8000  # 0: any that is free
-    token: Optional[str] = None  # clients send it as `Authorization: Api-Key TOKEN`, as openpi's do
-    max_clients: int = 128  # connections at a time
-    max_message_mb: float = 64.0  # a larger message ends its connection
-    max_batch: int = 16  # observations of one forward pass
-    max_wait_ms: float = 3.0  # that the first observation of a batch waits for others
-    seed: int = 7  # of the sampling, for clients that send none
-
-
 def check_settings(settings: ServerSettings) -> None:
     """UserError for settings that cannot be served, or should not."""
-    if not loopback(settings.host) and not settings.token:
-        raise UserError(
-            f"host={settings.host}: others could reach the policy there; set token=SECRET, or host=127.0.0.1"
-        )
-    if not 0 <= settings.port <= 65535:
-        raise UserError(f"port={settings.port}: it must be from 0 to 65535")
-    for name in ("max_clients", "max_batch", "max_message_mb"):
-        if not getattr(settings, name) > 0:
-            raise UserError(f"{name}={getattr(settings, name)}: it must be greater than 0")
-    if not 0 <= settings.max_wait_ms < 60_000:
-        raise UserError(f"max_wait_ms={settings.max_wait_ms}: it must be from 0 to 60000")
-
-
-def loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    if problems := list(serving_problems(settings)):
+        raise UserError("\n".join(problems))
 
 
 class Server:

@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Optional, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.describe import descriptions
 from engine.errors import UserError
+from engine.judging import Episodes, ServerSettings
+from engine.schema import Run
 from engine.suggest import did_you_mean, expected_type
-from eval.server import ServerSettings
+from eval import presets
 
 T = TypeVar("T")
 
 
 @dataclass
-class EvalSettings:
+class EvalSettings(Episodes):
     """An evaluation."""
 
     benchmark: str = "libero"  # libero | toy (a point on a plane, which needs no simulator)
-    suite: Optional[str] = None  # several: suite=a,b
-    preset: str = "openpi"  # whose protocol: trials, horizons, replan interval, seed, cameras
-    policy: Optional[str] = None  # one without weights, served here: zero | libero_expert
-    cameras: bool = False  # such a policy looks at images too, which videos and the check need
+    policy: Optional[str] = None  # a policy directory, or one without weights: zero | libero_expert | toy_expert
+    precision: str = "fp32"  # of a policy directory: fp32 | bf16
+    cameras: bool = False  # a policy without weights looks at images too, which videos and the check need
     server: Optional[str] = None  # the address of a policy server instead
     token: Optional[str] = None  # of that server
-    tasks: Optional[list[int]] = None  # None: all of the suite
-    trials: Optional[int] = None  # episodes of a task; None: the preset's
-    horizon: Optional[int] = None  # actions of an episode; None: the preset's
-    replan: Optional[int] = None  # actions before the next inference; None: the policy's own
-    seed: Optional[int] = None  # None: the preset's
-    resolution: Optional[int] = None  # of images; None: the preset's
-    multisampling: bool = False  # smooth edges, at twice the time
-    convert: bool = False  # convert what has an exact conversion, instead of refusing it
-    check: bool = True  # replay a demonstration before the episodes
-    record: str = "failures"  # videos: failures | all | none
-    workers: int = 2  # simulators at a time
-    shard: str = "0/1"  # of several machines' shares, which one this is: 1/4
-    retries: int = 2  # repetitions of an episode whose simulator crashed or stalled
-    stall_s: float = 300.0  # without a sign of life, a simulator is restarted
-    gl: Optional[str] = None  # egl | osmesa; None: MUJOCO_GL, else egl
-    python: Optional[str] = None  # of the simulator's environment; None: the one of `zoo eval-env`
-    output: Optional[str] = None  # folder; one that is there is gone on with. None: outputs/eval/<time>
 
 
 @dataclass
 class ServeSettings(ServerSettings):
-    """A server of a policy without weights."""
+    """A server of a policy."""
 
-    policy: Optional[str] = None  # zero | libero_expert
-    benchmark: str = "libero"  # whose conventions it speaks
+    policy: Optional[str] = None  # a policy directory, or one without weights: zero | libero_expert | toy_expert
+    precision: str = "fp32"  # of a policy directory: fp32 | bf16
+    fill: bool = False  # fill every forward pass up to max_batch, so that answers never depend on who asks with whom
+    benchmark: str = "libero"  # whose conventions a policy without weights speaks
     preset: str = "openpi"
     cameras: bool = False
+
+
+def described(about: str, usage: str, kind: type[Any]) -> str:
+    """The help of a command: every setting with its default and what it means."""
+    words = descriptions(kind)
+    keys = [(f"{f.name}={'null' if f.default is None else f.default}", words.get(f.name, "")) for f in fields(kind)]
+    lines = "\n".join(f"  {key:<24} {said}".rstrip() for key, said in keys)
+    return f"{about}\n\nUsage: {usage}\n\nSettings and their defaults:\n{lines}"
 
 
 def read(kind: type[T], words: list[str]) -> T:
@@ -85,32 +82,81 @@ def _value(kind: type[Any], key: str, text: str) -> Any:
 
 
 CHOICES = {"record": ("failures", "all", "none"), "gl": ("egl", "osmesa")}
-AT_LEAST = {"trials": 1, "horizon": 1, "replan": 1, "resolution": 16, "workers": 1, "retries": 0, "seed": 0}
+AT_LEAST = {"trials": 1, "horizon": 1, "replan": 1, "batch": 1, "resolution": 16, "workers": 1, "retries": 0, "seed": 0}
+PRECISIONS = ("fp32", "bf16")
 
 
 def check_eval(settings: EvalSettings) -> None:
     """UserError, a line for each value that cannot be."""
-    problems = []
+    problems = [*episode_problems(settings), *precision_problems(settings.precision)]
+    if (settings.policy is None) == (settings.server is None):
+        problems.append("name either policy=DIR (or zero, libero_expert), or server=ws://HOST:PORT")
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def precision_problems(name: str) -> Iterator[str]:
+    """A line if a policy directory cannot be computed with in it."""
+    if name not in PRECISIONS:
+        yield f"precision={name}: the choices are {', '.join(PRECISIONS)}{did_you_mean(name, PRECISIONS)}"
+
+
+def episode_problems(settings: Episodes, prefix: str = "") -> Iterator[str]:
+    """What no evaluation can have, a line each; `prefix` is what stands before a setting's name."""
     for key, choices in CHOICES.items():
         value = getattr(settings, key)
         if value is not None and value not in choices:
-            problems.append(f"{key}={value}: the choices are {', '.join(choices)}{did_you_mean(value, choices)}")
+            yield f"{prefix}{key}={value}: the choices are {', '.join(choices)}{did_you_mean(value, choices)}"
     for key, least in AT_LEAST.items():
         value = getattr(settings, key)
         if value is not None and value < least:
-            problems.append(f"{key}={value}: it must be at least {least}")
+            yield f"{prefix}{key}={value}: it must be at least {least}"
     if not settings.stall_s > 0:
-        problems.append(f"stall_s={settings.stall_s}: it must be greater than 0")
+        yield f"{prefix}stall_s={settings.stall_s}: it must be greater than 0"
     if settings.suite is None:
-        problems.append("suite is missing; for example suite=libero_spatial")
-    if (settings.policy is None) == (settings.server is None):
-        problems.append("name either policy=zero (or libero_expert), or server=ws://HOST:PORT")
+        yield f"{prefix}suite is missing; for example {prefix}suite=libero_spatial"
     try:
         shard_of(settings.shard)
     except UserError as error:
-        problems.append(str(error))
-    if problems:
-        raise UserError("\n".join(problems))
+        yield f"{prefix}{error}"
+
+
+def serving_problems(settings: ServerSettings, prefix: str = "") -> Iterator[str]:
+    """What cannot be served, or should not, a line each."""
+    if not loopback(settings.host) and not settings.token:
+        yield (
+            f"{prefix}host={settings.host}: others could reach the policy there; set {prefix}token=SECRET, "
+            f"or {prefix}host=127.0.0.1"
+        )
+    if not 0 <= settings.port <= 65535:
+        yield f"{prefix}port={settings.port}: it must be from 0 to 65535"
+    for key in ("max_clients", "max_batch", "max_message_mb"):
+        if not getattr(settings, key) > 0:
+            yield f"{prefix}{key}={getattr(settings, key)}: it must be greater than 0"
+    if not 0 <= settings.max_wait_ms < 60_000:
+        yield f"{prefix}max_wait_ms={settings.max_wait_ms}: it must be from 0 to 60000"
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def job_problems(run: Run) -> Iterator[str]:
+    """What a run of job=eval or job=serve cannot have: the controller asks for it before anything starts."""
+    if run.job.name == "serve":
+        yield from serving_problems(run.job, "job.")
+        return
+    yield from episode_problems(run.eval, "eval.")
+    try:
+        presets.chosen(run.eval.name, run.eval.preset)
+        if run.eval.suite is not None:
+            presets.tasks_of(run.eval.name, run.eval.suite)
+    except UserError as error:
+        yield f"eval.{error}"
 
 
 def shard_of(text: str) -> tuple[int, int]:

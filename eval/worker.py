@@ -43,8 +43,10 @@ class Worker:
 
         self.benchmark: Conventions = parse(message["conventions"], "the benchmark")
         module, _, name = SIMULATORS[message["benchmark"]].partition(":")
-        self.client = Client(message["server"], message.get("token"))
-        self.policy = policy_conventions(self.client, self.benchmark)
+        self.policy = self.benchmark
+        if message["server"]:  # an expert that records demonstrations needs none
+            self.client = Client(message["server"], message.get("token"))
+            self.policy = policy_conventions(self.client, self.benchmark)
         self.simulator = getattr(import_module(module), name)(message["setup"])
         self.say("opened")
 
@@ -59,6 +61,12 @@ class Worker:
         from eval.check import replay
 
         self.say("done", line=replay(self.simulator, self.policy, self.benchmark, message, self._alive))
+
+    def record(self, message: dict[str, Any]) -> None:
+        """A demonstration of an expert that acts in this process."""
+        from eval.demos.act import Recording, record
+
+        self.say("done", line=record(self.simulator, self.benchmark, Recording(**message), self._alive))
 
     def _alive(self, step: int) -> None:
         now = time.monotonic()

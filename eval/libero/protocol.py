@@ -9,6 +9,7 @@ from eval.presets import Preset
 
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 INITIAL_STATES = 50  # of every task
+EXPERT = "libero_expert"  # who records demonstrations
 DEMONSTRATION = Path(__file__).parent / "demonstration.json"  # of the scripted expert
 FPS = 20.0
 AGENT, WRIST = "agentview", "robot0_eye_in_hand"

@@ -7,6 +7,7 @@ from eval.presets import Preset
 
 SUITES = {"toy_reach": 3}
 INITIAL_STATES = 50
+EXPERT = "toy_expert"
 DEMONSTRATION = None  # there is no adapter to check
 PRESETS = {
     "openpi": Preset("none", {"image": "top"}, {"toy_reach": 40}, trials=10, replan=4, settle=0, resolution=32),
