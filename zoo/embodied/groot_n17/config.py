@@ -1,0 +1,168 @@
+"""GR00T N1.7's config keys: NVIDIA's published ones, those of nested configs under names of their own. Free of torch.
+
+Defaults are the published checkpoint's: lerobot 0.6.1's `GR00T_N1_7_DEFAULTS` and Cosmos-Reason2-2B's config as it
+stands in `groot_n1_7.py`. (Isaac-GR00T's dataclass has other defaults, which no checkpoint has.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Optional
+
+from engine.schema import ModelConfig
+from zoo.groot_n17.nested import Nested, check_fixed
+
+BLOCKS = {"num_layers": "layers", "num_attention_heads": "heads", "attention_head_dim": "head_dim"}
+DIT = Nested(
+    {theirs: f"dit_{ours}" for theirs, ours in (BLOCKS | {"dropout": "dropout"}).items()},
+    {
+        **{"positional_embeddings": None, "norm_type": "ada_norm", "final_dropout": True},
+        **{"interleave_self_attention": True},
+    },
+)
+VLSA = Nested(
+    {theirs: f"vlsa_{ours}" for theirs, ours in (BLOCKS | {"dropout": "dropout"}).items()},
+    {"positional_embeddings": None, "final_dropout": True},
+)
+TEXT = Nested(
+    {
+        **{"vocab_size": "vocab_size", "intermediate_size": "text_mlp_dim", "num_attention_heads": "text_heads"},
+        **{"num_key_value_heads": "text_kv_heads", "head_dim": "text_head_dim", "rope_theta": "rope_theta"},
+        **{"mrope_section": "mrope_section", "rms_norm_eps": "rms_norm_eps"},
+    }
+)
+VISION = Nested(
+    {
+        **{"depth": "vision_depth", "hidden_size": "vision_width", "intermediate_size": "vision_mlp_dim"},
+        **{"num_heads": "vision_heads", "patch_size": "patch_size", "spatial_merge_size": "spatial_merge_size"},
+        **{"temporal_patch_size": "temporal_patch_size", "num_position_embeddings": "num_position_embeddings"},
+        **{"deepstack_visual_indexes": "deepstack_visual_indexes"},
+    }
+)
+FIXED = {
+    **{"backbone_model_type": "qwen", "use_alternate_vl_dit": True, "use_vlln": True, "add_pos_embed": True},
+    **{"state_history_length": 1, "exclude_state": False, "use_mean_std": False, "use_relative_action": False},
+    **{"apply_sincos_state_encoding": False, "reproject_vision": False},
+}
+BACKBONE = "nvidia/Cosmos-Reason2-2B"
+OURS = "backbone_config"  # the published key that says a backbone's sizes, where they are not Cosmos-Reason2's
+
+
+@dataclass
+class HeadConfig(ModelConfig):
+    """The keys that N1.6 and N1.7 have alike; those that concern a training loop are not among them."""
+
+    NOT_PUBLISHED: ClassVar[tuple[str, ...]] = ("initializer_range",)
+    FREE: ClassVar[tuple[str, ...]] = (  # change no tensor: a run may set them beside any weights
+        *("embodiments", "num_inference_timesteps", "state_dropout_prob", "formalize_language"),
+        *("tune_llm", "tune_visual", "tune_top_llm_layers", "tune_projector", "tune_diffusion_model", "tune_vlln"),
+    )
+
+    select_layer: int = 16  # layers of the language model
+    backbone_embedding_dim: int = 2048  # its width
+    max_state_dim: int = 132  # shorter states and actions are filled up with zeros
+    max_action_dim: int = 132
+    action_horizon: int = 40  # actions of a chunk; shorter ones are filled up with steps that do not count
+    hidden_size: int = 1024  # of the layers that each robot has of its own
+    input_embedding_dim: int = 1536  # the diffusion transformer's width
+    max_seq_len: int = 1024  # learned positions
+    dit_layers: int = 32  # diffusion_model_cfg
+    dit_heads: int = 32
+    dit_head_dim: int = 48
+    dit_dropout: float = 0.2
+    attend_text_every_n_blocks: int = 2  # of the blocks that look at text or images, every n-th looks at text
+    vlsa_layers: int = 4  # vl_self_attention_cfg
+    vlsa_heads: int = 32
+    vlsa_head_dim: int = 64
+    vlsa_dropout: float = 0.2
+    num_inference_timesteps: int = 4  # Euler steps from noise to actions
+    noise_beta_alpha: float = 1.5  # training times are noise_s (1 - Beta(alpha, beta))
+    noise_beta_beta: float = 1.0
+    noise_s: float = 0.999
+    num_timestep_buckets: int = 1000
+    state_dropout_prob: float = 0.2
+    max_num_embodiments: int = 32
+    embodiments: list[int] = field(default_factory=lambda: [10])  # the robot's number; of a mixture, one a source
+    tune_llm: bool = False  # what learns; the rest stands still
+    tune_visual: bool = False
+    tune_top_llm_layers: int = 0  # that many last layers of the language model learn all the same
+    tune_projector: bool = True
+    tune_diffusion_model: bool = True
+    tune_vlln: bool = True
+    formalize_language: bool = True  # instructions in small letters, without punctuation
+    use_percentiles: bool = True  # normalise by the 1st and 99th percentile; false: by the smallest and largest number
+    vocab_size: int = 151936
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk, under the name that the data knows."""
+        return self.action_horizon
+
+    @staticmethod
+    def fresh_value(name: str) -> Optional[str]:
+        """First values of another kind than usual: biases of the layers that each robot has of its own."""
+        return "zeros" if name.endswith(".b") else None
+
+
+@dataclass
+class GrootN17Config(HeadConfig):
+    """N1.7: with Qwen3-VL."""
+
+    model_type: Optional[str] = "Gr00tN1d7"
+    text_mlp_dim: int = 6144  # Qwen3-VL's language model
+    text_heads: int = 16
+    text_kv_heads: int = 8
+    text_head_dim: int = 128
+    rope_theta: float = 5e6
+    mrope_section: list[int] = field(default_factory=lambda: [24, 20, 20])  # frequencies of time, height, width
+    vision_width: int = 1024  # its vision tower
+    vision_mlp_dim: int = 4096
+    vision_depth: int = 24
+    vision_heads: int = 16
+    patch_size: int = 16
+    temporal_patch_size: int = 2
+    spatial_merge_size: int = 2  # that squared patches become one token
+    num_position_embeddings: int = 2304
+    deepstack_visual_indexes: list[int] = field(default_factory=lambda: [5, 11, 17])  # speak to the first text layers
+    image_token_id: int = 151655
+    image_target_size: list[int] = field(default_factory=lambda: [256, 256])  # height, width of what the tower sees
+    image_crop_size: Optional[list[int]] = field(default_factory=lambda: [230, 230])  # of the target, the middle
+
+    @staticmethod
+    def respell(published: dict[str, Any]) -> dict[str, Any]:
+        """Nested configs as keys. ValueError for what no such model has.
+
+        A policy that lerobot trained (`type: groot`) says no sizes: they are the published model's.
+        """
+        found = {key: value for key, value in published.items() if key not in ("text_config", "vision_config")}
+        check_fixed(found, FIXED)
+        backbone = found.get(OURS) or {}
+        if not backbone and found.get("model_name", BACKBONE) != BACKBONE:
+            raise ValueError(f"model_name={found['model_name']!r}; {BACKBONE!r}, or its sizes as {OURS}, would be right")
+        nested = {"diffusion_model_cfg": DIT, "vl_self_attention_cfg": VLSA}
+        for key, one in nested.items():
+            found |= one.read(found.get(key) or {}, key)
+        if "vl_self_attention_cfg" in found and not found["vl_self_attention_cfg"]:
+            found["vlsa_layers"] = 0
+        found |= TEXT.read(backbone.get("text_config", {}), f"{OURS}.text_config")
+        found |= VISION.read(backbone.get("vision_config", {}), f"{OURS}.vision_config")
+        return found | ({"image_token_id": backbone["image_token_id"]} if "image_token_id" in backbone else {})
+
+    def publish(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a `config.json`, nested as NVIDIA's."""
+        inner = {*DIT.keys.values(), *VLSA.keys.values(), *TEXT.keys.values(), *VISION.keys.values(), "image_token_id"}
+        kept = {key: value for key, value in keys.items() if key not in inner}
+        nested = {
+            "diffusion_model_cfg": DIT.write(self) | {"output_dim": self.hidden_size},
+            "vl_self_attention_cfg": VLSA.write(self),
+        }
+        backbone = {
+            "text_config": TEXT.write(self),
+            "vision_config": VISION.write(self),
+            "image_token_id": self.image_token_id,
+        }
+        published = type(self)(name="")
+        same = all(getattr(self, key) == getattr(published, key) for key in inner - {*DIT.keys.values()} - {*VLSA.keys.values()})
+        return FIXED | {"model_name": BACKBONE} | kept | nested | ({} if same else {OURS: backbone})
