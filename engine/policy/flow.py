@@ -37,7 +37,10 @@ class FlowMatching:
 
     def meta_model(self, run: Run, dtype: torch.dtype) -> nn.Module:
         with torch.device("meta"):
-            return self._model(run.model).to(dtype)
+            module = self._model(run.model)
+        for parameter in module.parameters():  # buffers keep theirs: rotary frequencies would lose places
+            parameter.data = parameter.data.to(dtype)
+        return module
 
     def loss_sum(self, module: Module, batch: PolicyBatch, keep: Optional[Keep] = None) -> Tensor:
         return self._rows(module, batch, keep).sum()

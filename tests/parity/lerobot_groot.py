@@ -50,15 +50,21 @@ def inputs(config: GrootN17Config, batch: PolicyBatch, seen: dict[str, Tensor], 
     longest = max(map(len, said))
     left = [torch.nn.functional.pad(ids, (longest - len(ids), 0)) for ids in said]
     there = [torch.arange(longest) >= longest - len(ids) for ids in said]
+    return inputs_of_head(config, batch, rows) | {
+        "input_ids": torch.stack(left),
+        "attention_mask": torch.stack(there).long(),
+        "pixel_values": torch.cat([patches(one, *sizes)[0] for one in shown]),
+        "image_grid_thw": torch.tensor([grid] * len(shown)),
+    }
+
+
+def inputs_of_head(config: Any, batch: PolicyBatch, rows: list[int]) -> dict[str, Tensor]:
+    """Those of them that its head reads: filled up with zeros, and which numbers of the actions count."""
     padded = torch.nn.functional.pad(batch.actions, (0, config.max_action_dim - batch.actions.shape[-1]))
     counts = torch.zeros_like(padded)
     counts[..., : batch.actions.shape[-1]] = ~batch.action_pad[..., None]
     state = torch.nn.functional.pad(batch.state, (0, config.max_state_dim - batch.state.shape[-1]))
     return {
-        "input_ids": torch.stack(left),
-        "attention_mask": torch.stack(there).long(),
-        "pixel_values": torch.cat([patches(one, *sizes)[0] for one in shown]),
-        "image_grid_thw": torch.tensor([grid] * len(shown)),
         "state": state[rows, None],
         "action": padded[rows],
         "action_mask": counts[rows],

@@ -18,7 +18,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 from engine.data.policy_batch import PolicyBatch
 from zoo.groot_n17.config import GrootN17Config
-from zoo.groot_n17.head import Seen
+from zoo.groot_n17.head import Seen, which_image_row
 from zoo.groot_n17.pixels import patches, pixels
 
 IMAGES = "zooforge_images"  # attention within each of several images of one size
@@ -78,7 +78,7 @@ class Qwen3VLBackbone(nn.Module):
         language, tokens = self.model.model.language_model, batch.tokens
         image_BS = tokens == self.config.image_token_id
         seen, deep = self.see(batch)
-        which_BS = self._which(image_BS, torch.stack(list(batch.image_masks.values()), 1))
+        which_BS = which_image_row(image_BS, batch.image_masks, self.config.image_tokens)
         x = language.embed_tokens(tokens)
         x = torch.where(image_BS[..., None], seen[which_BS].to(x.dtype), x)
         turn = language.rotary_emb(x, self.positions(image_BS))
@@ -93,8 +93,7 @@ class Qwen3VLBackbone(nn.Module):
         the same for each layer of the tower that speaks to a layer of the language model.
         """
         visual, c = self.model.model.visual, self.config
-        shown = torch.stack([pixels(one, c.image_target_size, c.image_crop_size) for one in batch.images.values()], 1)
-        shown = shown.flatten(0, 1)
+        shown = torch.stack([pixels(one, *c.view) for one in batch.images.values()], 1).flatten(0, 1)
         weight, count = visual.patch_embed.proj.weight, len(shown)
         x = patches(shown, c.patch_size, c.spatial_merge_size, c.temporal_patch_size).to(weight.dtype)
         x = linear(x, weight.flatten(1), visual.patch_embed.proj.bias)  # what its convolution computes, without one
@@ -120,15 +119,6 @@ class Qwen3VLBackbone(nn.Module):
             places = (*mixed, get_vision_position_ids(grid, merge))
             self._places[device] = tuple(tensor.to(device) for tensor in places)
         return self._places[device]
-
-    def _which(self, image_BS: Tensor, there_BV: Tensor) -> Tensor:
-        """int64 [B, S]: the row of `see` that stands at each image token. A prompt leaves missing cameras out."""
-        tokens, cameras = self.merged[0] * self.merged[1], there_BV.shape[1]
-        place_BS = (image_BS.cumsum(1) - 1).clamp(min=0)
-        order_BV = (~there_BV).to(torch.uint8).argsort(1, stable=True)
-        camera_BS = order_BV.gather(1, (place_BS // tokens).clamp(max=cameras - 1))
-        rows_B1 = torch.arange(len(image_BS), device=image_BS.device)[:, None]
-        return (rows_B1 * cameras + camera_BS) * tokens + place_BS % tokens
 
     def positions(self, image_BS: Tensor) -> Tensor:
         """int64 [3, B, S]: time, height and width, as Qwen3-VL counts them: an image takes as much time as its longer

@@ -25,7 +25,11 @@ def check(model: GrootN17Config, backend: str) -> Iterator[str]:
     if round(model.num_position_embeddings**0.5) ** 2 != model.num_position_embeddings:
         yield f"model.num_position_embeddings={model.num_position_embeddings} must be a square: 2304 is 48 x 48"
     deep = model.deepstack_visual_indexes
-    if sorted(set(deep)) != deep or len(deep) > model.select_layer or any(not 0 <= i < model.vision_depth for i in deep):
+    if (
+        sorted(set(deep)) != deep
+        or len(deep) > model.select_layer
+        or any(not 0 <= i < model.vision_depth for i in deep)
+    ):
         yield (
             f"model.deepstack_visual_indexes={deep} must be rising layers below model.vision_depth={model.vision_depth}"
             f", at most model.select_layer={model.select_layer} of them"
@@ -42,7 +46,8 @@ def check_head(model: HeadConfig) -> Iterator[str]:
     width = model.dit_heads * model.dit_head_dim
     if width != model.input_embedding_dim or width % 2:
         yield (
-            f"model.input_embedding_dim={model.input_embedding_dim} must be even, and dit_heads x dit_head_dim = {width}"
+            f"model.input_embedding_dim={model.input_embedding_dim} must be even, and dit_heads x dit_head_dim, "
+            f"which is {width}"
         )
     seen = model.vlsa_heads * model.vlsa_head_dim
     if model.vlsa_layers and seen != model.backbone_embedding_dim:
@@ -53,7 +58,10 @@ def check_head(model: HeadConfig) -> Iterator[str]:
     if not model.embodiments or any(not 0 <= number < most for number in model.embodiments):
         yield f"model.embodiments={model.embodiments} must be numbers in [0, {most}) (max_num_embodiments)"
     if not 0 <= model.tune_top_llm_layers <= model.select_layer:
-        yield f"model.tune_top_llm_layers={model.tune_top_llm_layers} must lie in [0, {model.select_layer}] (select_layer)"
+        yield (
+            f"model.tune_top_llm_layers={model.tune_top_llm_layers} must lie in [0, model.select_layer="
+            f"{model.select_layer}]"
+        )
     if not 1 <= model.action_horizon <= model.max_seq_len:
         yield f"model.action_horizon={model.action_horizon} must lie in [1, {model.max_seq_len}] (max_seq_len)"
     if not 0 <= model.state_dropout_prob < 1:

@@ -24,28 +24,18 @@ VLSA = Nested(
     {theirs: f"vlsa_{ours}" for theirs, ours in (BLOCKS | {"dropout": "dropout"}).items()},
     {"positional_embeddings": None, "final_dropout": True},
 )
-TEXT = Nested(
-    {
-        **{"vocab_size": "vocab_size", "intermediate_size": "text_mlp_dim", "num_attention_heads": "text_heads"},
-        **{"num_key_value_heads": "text_kv_heads", "head_dim": "text_head_dim", "rope_theta": "rope_theta"},
-        **{"mrope_section": "mrope_section", "rms_norm_eps": "rms_norm_eps"},
-    }
-)
-VISION = Nested(
-    {
-        **{"depth": "vision_depth", "hidden_size": "vision_width", "intermediate_size": "vision_mlp_dim"},
-        **{"num_heads": "vision_heads", "patch_size": "patch_size", "spatial_merge_size": "spatial_merge_size"},
-        **{"temporal_patch_size": "temporal_patch_size", "num_position_embeddings": "num_position_embeddings"},
-        **{"deepstack_visual_indexes": "deepstack_visual_indexes"},
-    }
-)
-FIXED = {
-    **{"backbone_model_type": "qwen", "use_alternate_vl_dit": True, "use_vlln": True, "add_pos_embed": True},
-    **{"state_history_length": 1, "exclude_state": False, "use_mean_std": False, "use_relative_action": False},
-    **{"apply_sincos_state_encoding": False, "reproject_vision": False},
+ATTENTION = {  # of a Qwen3 decoder
+    **{"vocab_size": "vocab_size", "intermediate_size": "text_mlp_dim", "num_attention_heads": "text_heads"},
+    **{"num_key_value_heads": "text_kv_heads", "head_dim": "text_head_dim", "rope_theta": "rope_theta"},
+    "rms_norm_eps": "rms_norm_eps",
 }
-BACKBONE = "nvidia/Cosmos-Reason2-2B"
-OURS = "backbone_config"  # the published key that says a backbone's sizes, where they are not Cosmos-Reason2's
+TOWER = {"depth": "vision_depth", "hidden_size": "vision_width", "intermediate_size": "vision_mlp_dim"}
+FIXED = {
+    **{"use_alternate_vl_dit": True, "use_vlln": True, "add_pos_embed": True, "use_relative_action": False},
+    **{"state_history_length": 1, "exclude_state": False, "use_mean_std": False, "reproject_vision": False},
+}
+HEAD = {"diffusion_model_cfg": DIT, "vl_self_attention_cfg": VLSA}
+OURS = "backbone_config"  # the published key that says a backbone's sizes, where they are not the published ones
 
 
 @dataclass
@@ -95,6 +85,11 @@ class HeadConfig(ModelConfig):
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
 
+    BACKBONE: ClassVar[str] = ""  # what `model_name` says
+    PARTS: ClassVar[dict[str, Nested]] = {}  # of OURS; "" for keys that it holds itself
+    SAME: ClassVar[dict[str, Any]] = FIXED
+    ZERO_STATE: ClassVar[bool] = False  # dropped states are zeros before the head drops some again
+
     @property
     def horizon(self) -> int:
         """Actions of a chunk, under the name that the data knows."""
@@ -105,10 +100,57 @@ class HeadConfig(ModelConfig):
         """First values of another kind than usual: biases of the layers that each robot has of its own."""
         return "zeros" if name.endswith(".b") else None
 
+    @classmethod
+    def respell(cls, published: dict[str, Any]) -> dict[str, Any]:
+        """Nested configs as keys. ValueError for what no such model has.
+
+        A policy that lerobot trained (`type: groot`) says no sizes: they are the published model's.
+        """
+        found = {key: value for key, value in published.items() if key not in ("text_config", "vision_config")}
+        check_fixed(found, cls.SAME)
+        backbone = found.get(OURS) or {}
+        if not backbone and found.get("model_name", cls.BACKBONE) != cls.BACKBONE:
+            right = f"{cls.BACKBONE!r}, or its sizes as {OURS}, would be right"
+            raise ValueError(f"model_name={found['model_name']!r}; {right}")
+        for key, nested in HEAD.items():
+            found |= nested.read(found.get(key) or {}, key)
+        if "vl_self_attention_cfg" in found and not found["vl_self_attention_cfg"]:
+            found["vlsa_layers"] = 0
+        for key, nested in cls.PARTS.items():
+            found |= nested.read(backbone.get(key, {}) if key else backbone, f"{OURS}.{key}")
+        return found
+
+    def publish(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a `config.json`, nested as NVIDIA's."""
+        sizes = {key for nested in self.PARTS.values() for key in nested.keys.values()}
+        inner = sizes | {key for nested in HEAD.values() for key in nested.keys.values()}
+        found = self.SAME | {"model_name": self.BACKBONE} | {k: v for k, v in keys.items() if k not in inner}
+        found["diffusion_model_cfg"] = DIT.write(self) | {"output_dim": self.hidden_size}
+        found["vl_self_attention_cfg"] = VLSA.write(self) if self.vlsa_layers else {}
+        usual = type(self)(name="")
+        if any(getattr(self, key) != getattr(usual, key) for key in sizes):
+            parts = {key: nested.write(self) for key, nested in self.PARTS.items() if key}
+            found[OURS] = parts | (self.PARTS[""].write(self) if "" in self.PARTS else {})
+        return found
+
 
 @dataclass
 class GrootN17Config(HeadConfig):
     """N1.7: with Qwen3-VL."""
+
+    BACKBONE: ClassVar[str] = "nvidia/Cosmos-Reason2-2B"
+    PARTS: ClassVar[dict[str, Nested]] = {
+        "text_config": Nested(ATTENTION | {"mrope_section": "mrope_section"}),
+        "vision_config": Nested(
+            TOWER
+            | {"num_heads": "vision_heads", "patch_size": "patch_size", "spatial_merge_size": "spatial_merge_size"}
+            | {"temporal_patch_size": "temporal_patch_size", "num_position_embeddings": "num_position_embeddings"}
+            | {"deepstack_visual_indexes": "deepstack_visual_indexes"}
+        ),
+        "": Nested({"image_token_id": "image_token_id"}),
+    }
+    SAME: ClassVar[dict[str, Any]] = FIXED | {"backbone_model_type": "qwen", "apply_sincos_state_encoding": False}
+    ZERO_STATE: ClassVar[bool] = True
 
     model_type: Optional[str] = "Gr00tN1d7"
     text_mlp_dim: int = 6144  # Qwen3-VL's language model
@@ -130,39 +172,14 @@ class GrootN17Config(HeadConfig):
     image_target_size: list[int] = field(default_factory=lambda: [256, 256])  # height, width of what the tower sees
     image_crop_size: Optional[list[int]] = field(default_factory=lambda: [230, 230])  # of the target, the middle
 
-    @staticmethod
-    def respell(published: dict[str, Any]) -> dict[str, Any]:
-        """Nested configs as keys. ValueError for what no such model has.
+    @property
+    def view(self) -> tuple[list[int], int, float]:
+        """See `zoo.groot_n17.pixels.pixels`."""
+        height = self.image_target_size[0]
+        return self.image_target_size, height, self.image_crop_size[0] / height if self.image_crop_size else 1.0
 
-        A policy that lerobot trained (`type: groot`) says no sizes: they are the published model's.
-        """
-        found = {key: value for key, value in published.items() if key not in ("text_config", "vision_config")}
-        check_fixed(found, FIXED)
-        backbone = found.get(OURS) or {}
-        if not backbone and found.get("model_name", BACKBONE) != BACKBONE:
-            raise ValueError(f"model_name={found['model_name']!r}; {BACKBONE!r}, or its sizes as {OURS}, would be right")
-        nested = {"diffusion_model_cfg": DIT, "vl_self_attention_cfg": VLSA}
-        for key, one in nested.items():
-            found |= one.read(found.get(key) or {}, key)
-        if "vl_self_attention_cfg" in found and not found["vl_self_attention_cfg"]:
-            found["vlsa_layers"] = 0
-        found |= TEXT.read(backbone.get("text_config", {}), f"{OURS}.text_config")
-        found |= VISION.read(backbone.get("vision_config", {}), f"{OURS}.vision_config")
-        return found | ({"image_token_id": backbone["image_token_id"]} if "image_token_id" in backbone else {})
-
-    def publish(self, keys: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a `config.json`, nested as NVIDIA's."""
-        inner = {*DIT.keys.values(), *VLSA.keys.values(), *TEXT.keys.values(), *VISION.keys.values(), "image_token_id"}
-        kept = {key: value for key, value in keys.items() if key not in inner}
-        nested = {
-            "diffusion_model_cfg": DIT.write(self) | {"output_dim": self.hidden_size},
-            "vl_self_attention_cfg": VLSA.write(self),
-        }
-        backbone = {
-            "text_config": TEXT.write(self),
-            "vision_config": VISION.write(self),
-            "image_token_id": self.image_token_id,
-        }
-        published = type(self)(name="")
-        same = all(getattr(self, key) == getattr(published, key) for key in inner - {*DIT.keys.values()} - {*VLSA.keys.values()})
-        return FIXED | {"model_name": BACKBONE} | kept | nested | ({} if same else {OURS: backbone})
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image in the prompt."""
+        unit = self.patch_size * self.spatial_merge_size
+        return (self.image_target_size[0] // unit) * (self.image_target_size[1] // unit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,30 @@ from engine.schema import Run
 from zoo.groot_n17.config import GrootN17Config, HeadConfig
 from zoo.groot_n17.model import GrootN17
 from zoo.groot_n17.processor import Draw, Processor
-from zoo.groot_n17.prompts import FORM, Prompts
+from zoo.groot_n17.prompts import QWEN_CHAT, Chat, Prompts
 
 VALIDATION_SEED = 0  # runs with other seeds are judged with the same noise and times
-
-MakePrompts = Callable[[HeadConfig, Path], Prompts]
 
 
 def build(run: Run, dp_rank: int, dp_size: int, **given: Any) -> PolicyModule:
     """As `engine.data.loader.build_data`."""
-    return build_module(run, dp_rank, dp_size, lambda parts, stream: make(parts, stream, prompts), **given)
+    return build_module(run, dp_rank, dp_size, lambda parts, stream: make(parts, stream, QWEN_CHAT), **given)
 
 
-def prompts(config: GrootN17Config, folder: Path) -> Prompts:
-    """As many tokens an image as the vision tower gives."""
-    unit = config.patch_size * config.spatial_merge_size
-    height, width = config.image_target_size
-    return Prompts(folder, config.vocab_size, config.image_token_id, (height // unit) * (width // unit))
+def prompts(config: Any, folder: Path, chat: Chat) -> Prompts:
+    """As many tokens an image as the backbone has for it."""
+    return Prompts(folder, config.vocab_size, config.image_token_id, config.image_tokens, chat)
 
 
-def make(parts: Parts, stream: str, prompts_of: MakePrompts) -> Processor:
+def make(parts: Parts, stream: str, chat: Chat) -> Processor:
     """The processor of a run, for training or for validation."""
     run, config = parts.run, parts.run.model
     quiet = parts.log if stream == "train" else lambda line: None
     folder = parts.tokenizer or (Path(run.data.tokenizer).expanduser() if run.data.tokenizer else None)
-    folder = folder or stand_in(FORM, parts.tasks, config.vocab_size, cache_dir(run), quiet)
+    folder = folder or stand_in(chat.form, parts.tasks, config.vocab_size, cache_dir(run), quiet)
     draw = Draw(run.seed if stream == "train" else VALIDATION_SEED, stream)
     state, action = parts.statistics[parts.request.state], parts.statistics[parts.request.action]
-    return Processor(config, prompts_of(config, folder), state, action, parts.request.horizon, draw)
+    return Processor(config, prompts(config, folder, chat), state, action, parts.request.horizon, draw)
 
 
 def serve(
@@ -55,7 +50,7 @@ def serve(
     """See `engine.policy.runtime.Serving`."""
     with torch.device("meta"):
         module = GrootN17(config)
-    return module, serving(config, prompts(config, tokenizer), measured, horizon)
+    return module, serving(config, prompts(config, tokenizer, QWEN_CHAT), measured, horizon)
 
 
 def serving(config: HeadConfig, made: Prompts, measured: dict[str, Statistics], horizon: int) -> Processor:

@@ -25,6 +25,19 @@ class Seen:
         self.text, self.image = counts_BS & ~image_BS, counts_BS & image_BS
 
 
+def which_image_row(image_BS: Tensor, there: dict[str, Tensor], tokens: int) -> Tensor:
+    """int64 [B, S]: of images' tokens [B V tokens, ...], a sample's V cameras after one another, the row that stands at
+    each image token. `there` says which cameras a sample has, bool [B] each: its prompt leaves the others out.
+    """
+    there_BV = torch.stack(list(there.values()), 1)
+    cameras = there_BV.shape[1]
+    place_BS = (image_BS.cumsum(1) - 1).clamp(min=0)
+    order_BV = (~there_BV).to(torch.uint8).argsort(1, stable=True)
+    camera_BS = order_BV.gather(1, (place_BS // tokens).clamp(max=cameras - 1))
+    rows_B1 = torch.arange(len(image_BS), device=image_BS.device)[:, None]
+    return (rows_B1 * cameras + camera_BS) * tokens + place_BS % tokens
+
+
 class ActionHead(nn.Module):
     """For N1.7 and, with `mask_token` and without VL self-attention, N1.6; `config` has the keys that both have."""
 

@@ -8,22 +8,20 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 
-def pixels(images: Tensor, target: Sequence[int], crop: Sequence[int] | None) -> Tensor:
+def pixels(images: Tensor, target: Sequence[int], edge: int, share: float) -> Tensor:
     """float [B, 3, height, width] of `target`, in [-1, 1]; floats are such already.
 
-    uint8 [B, H, W, 3] are resized to a square of the target's height, cut to the middle by crop over target and
-    resized to the target, rounded each time, as lerobot's and NVIDIA's default preprocessing does.
+    uint8 [B, H, W, 3] are resized to a square of side `edge`, of which the middle `share` is resized to the target,
+    rounded each time, as lerobot's and NVIDIA's default preprocessing does.
     """
     if images.is_floating_point():
         return images
-    height, width = target
-    x = resize(images.permute(0, 3, 1, 2).float(), (height, height))
-    share = crop[0] / height if crop else 1.0
+    x = resize(images.permute(0, 3, 1, 2).float(), (edge, edge))
     if 0 < share < 1:
-        side = max(1, round(height * share))
-        first = (height - side) // 2
+        side = max(1, round(edge * share))
+        first = (edge - side) // 2
         x = x[..., first : first + side, first : first + side]
-    return resize(x, (height, width)) / 127.5 - 1
+    return resize(x, (target[0], target[1])) / 127.5 - 1
 
 
 def resize(x_B3HW: Tensor, size: tuple[int, int]) -> Tensor:

@@ -33,12 +33,12 @@ class Draw:
     stream: str = "train"
 
     def __call__(self, sample: int, config: HeadConfig) -> tuple[np.ndarray, float, bool, bool]:
-        """(noise, float32 [action_horizon, max_action_dim]; time; whether the state is zeros; whether it is dropped)."""
+        """(noise, float32 [action_horizon, max_action_dim]; time; is the state zeros; is it dropped)."""
         random = random_of(self.stream, self.seed, sample)
         noise = random.standard_normal((config.action_horizon, config.max_action_dim), dtype=np.float32)
         time = config.noise_s * (1 - random.beta(config.noise_beta_alpha, config.noise_beta_beta))
         zeros, dropped = random.random(2) < config.state_dropout_prob
-        return noise, time, zeros and self.stream == "train", dropped and self.stream == "train"
+        return noise, time, zeros and config.ZERO_STATE, dropped
 
 
 class Processor:
@@ -58,7 +58,9 @@ class Processor:
             if size > most:
                 raise UserError(f"{name} has {size} numbers, and model.max_{name}_dim={most}; raise it")
         if horizon > config.action_horizon:
-            raise UserError(f"data.horizon={horizon}: model.action_horizon={config.action_horizon} actions are the most")
+            raise UserError(
+                f"data.horizon={horizon}: model.action_horizon={config.action_horizon} actions are the most"
+            )
         self.config, self.prompts, self.draw = config, prompts, draw
         self.tokenizer: Optional[Path] = prompts.folder
         self.numbers, self.horizon = action.size, horizon
@@ -102,5 +104,5 @@ class Processor:
         return dataclasses.replace(made, state=state, state_dropped=torch.tensor(dropped))
 
     def actions(self, normalised_BTA: Tensor) -> Tensor:
-        """What the model gave, [B, action_horizon, max_action_dim], as actions [B, horizon, A] in the dataset's units."""
+        """What the model gave, [B, action_horizon, max_action_dim], as actions [B, horizon, A] in the data's units."""
         return self.action.inverse(normalised_BTA[:, : self.horizon, : self.numbers].clamp(-1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,6 @@ SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
     "<|video_pad|>",
 )
-IMAGE = "<|image_pad|>"
 DEFAULT = "Perform the task."  # what an empty instruction says
 QWEN = (  # what Qwen3-VL's template makes of one user's message
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}{%- for part in message.content %}"
@@ -32,6 +32,16 @@ def formal(task: str, formalise: bool) -> str:
     return "".join(c for c in task.lower() if c.isalnum() or c.isspace() or c == "_") if formalise else task
 
 
+@dataclass(frozen=True)
+class Chat:
+    """How a model is spoken to."""
+
+    form: Form  # of its tokenizer
+    image: str  # the token that stands for each of an image's tokens
+    template: str  # of a message of images and a text
+    own: bool  # whether a tokenizer's own template goes before it
+
+
 FORM = Form(
     of="Qwen3-VL's",
     special=SPECIAL,
@@ -39,22 +49,24 @@ FORM = Form(
     prompt=lambda task: f"user\n{formal(task, True)}\n",
     more={"chat_template": QWEN},
 )
+QWEN_CHAT = Chat(FORM, "<|image_pad|>", QWEN, own=True)
 
 
 class Prompts:
     """Instructions and numbers of images to tokens [B, S], filled up on the right to the batch's longest."""
 
-    def __init__(self, folder: Path, vocab_size: int, image_token: int, image_tokens: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, image_token: int, image_tokens: int, chat: Chat) -> None:
         """`image_tokens` stand for one image. UserError for a directory without such a tokenizer."""
         self.folder, self._tokens = folder, image_tokens
         self._core = load_tokenizer(folder, vocab_size).core
-        if (found := self._core.token_to_id(IMAGE)) != image_token:
+        if (found := self._core.token_to_id(chat.image)) != image_token:
             raise UserError(
-                f"data.tokenizer: in '{folder}' {IMAGE} is token {found}, and model.image_token_id={image_token}; "
+                f"data.tokenizer: in '{folder}' {chat.image} is token {found}, and model.image_token_id={image_token}; "
                 "the tokenizer of these weights would be right"
             )
         self._image = image_token
-        self._template = next(iter(find_templates(folder).values()), QWEN)
+        own = find_templates(folder) if chat.own else {}
+        self._template = next(iter(own.values()), chat.template)
         self._known: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, texts: Sequence[str], images: Sequence[int]) -> tuple[Tensor, Tensor]:
