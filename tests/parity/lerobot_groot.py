@@ -17,6 +17,7 @@ from zoo.groot_n17.pixels import patches
 from engine.checkpoint.config import to_published
 from engine.data.policy_batch import PolicyBatch
 from engine.family import load_family
+from tests.parity.lerobot_pi05 import randomise as draw
 
 FAMILY = load_family("groot_n17")
 
@@ -70,6 +71,15 @@ def inputs_of_head(config: Any, batch: PolicyBatch, rows: list[int]) -> dict[str
         "action_mask": counts[rows],
         "embodiment_id": torch.tensor(batch.embodiments)[rows],
     }
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Values that bite; those of a robot's own layers are as large as those of others."""
+    draw(model, seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("W"):
+                tensor.mul_(tensor.shape[-1] ** 0.5)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from zoo.groot_n17.weights import NORM, OUTPUT, weight_map
 from engine.backends.native.model import fill_buffers
 from engine.data.policy_batch import PolicyBatch
 from tests.parity import lerobot_groot as lerobot
-from tests.parity.lerobot_pi05 import randomise
 
 BASE: dict[str, Any] = {
     **{"name": "parity", "vocab_size": 101, "image_token_id": 97, "patch_size": 4, "dit_dropout": 0.3},
@@ -63,7 +62,7 @@ def drawn_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     holder = torch.nn.Module()
     for name, shape in shapes.items():
         holder.register_parameter(name.replace(".", "/"), torch.nn.Parameter(torch.empty(shape)))
-    randomise(holder, seed=7)
+    lerobot.randomise(holder, seed=7)
     return {name.replace("/", "."): parameter.detach() for name, parameter in holder.named_parameters()}
 
 
@@ -85,7 +84,7 @@ def fill_buffers_again(module: torch.nn.Module) -> None:
 
 def theirs_and_ours(config: GrootN17Config) -> tuple[Any, GrootN17]:
     theirs = lerobot.model(config)
-    randomise(theirs, seed=3)
+    lerobot.randomise(theirs, seed=3)
     values = theirs.state_dict()
     assert {name: tuple(t.shape) for name, t in values.items() if name != OUTPUT} == weight_map(config).published
     return theirs, ours_of(values, config)

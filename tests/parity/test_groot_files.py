@@ -26,7 +26,6 @@ from engine.policy.stand_in import stand_in
 from engine.policy.statistics import Statistics, save, statistics
 from tests.freezing import freeze
 from tests.parity import lerobot_groot as lerobot
-from tests.parity.lerobot_pi05 import randomise
 from tests.parity.test_groot import ACTION, CAMERAS, CASES, ROWS, STATE, close, observed, seen
 from tests.parity.test_round_trip import raw, there_and_back
 from tests.ranks import Ranks
@@ -38,7 +37,7 @@ TASKS = ["Pick up the RED_block, now!", "", "stack: 'cups'"]
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     model = lerobot.model(CONFIG)
-    randomise(model, seed=11)
+    lerobot.randomise(model, seed=11)
     return model
 
 
@@ -200,7 +199,7 @@ def test_a_policy_directory_acts_as_lerobot_does(theirs: Any, tmp_path: Path) ->
     measured = {name: statistics([array]) for name, array in values.items()}
     config = GrootN17Config(**vars(CONFIG) | {"vocab_size": 400, "image_token_id": 5, "embodiments": [3]})
     theirs = lerobot.model(config)
-    randomise(theirs, seed=13)
+    lerobot.randomise(theirs, seed=13)
     folder = write(tmp_path / "policy", theirs.state_dict(), config)
     for file in stand_in(FORM, TASKS, 400, tmp_path).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

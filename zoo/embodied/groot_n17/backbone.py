@@ -25,7 +25,7 @@ IMAGES = "zooforge_images"  # attention within each of several images of one siz
 
 
 def attend_within_images(
-    module: nn.Module, q_1HSD: Tensor, k_1HSD: Tensor, v_1HSD: Tensor, _: Any, scaling: float, images: int, **__: Any
+    module: nn.Module, q_1HSD: Tensor, k_1HSD: Tensor, v_1HSD: Tensor, scaling: float, images: int, **_: Any
 ) -> tuple[Tensor, None]:
     """transformers' interface: S is the images' patches one image after the other; [1, S, H, D]."""
     apart = [x[0].unflatten(1, (images, -1)).transpose(0, 1) for x in (q_1HSD, k_1HSD, v_1HSD)]  # [N, H, P, D]

@@ -34,8 +34,16 @@ FIXED = {
     **{"use_alternate_vl_dit": True, "use_vlln": True, "add_pos_embed": True, "use_relative_action": False},
     **{"state_history_length": 1, "exclude_state": False, "use_mean_std": False, "reproject_vision": False},
 }
+LEROBOTS = {  # lerobot's names of robots, in its configs
+    **{"simpler_env_google": 0, "simpler_env_widowx": 1, "libero_sim": 2, "new_embodiment": 10},
+    **{"oxe_droid_relative_eef_relative_joint": 24, "real_g1_relative_eef_relative_joints": 25},
+    **{"unitree_g1_full_body_with_waist_height_nav_cmd": 25, "real_r1_pro_sharpa_relative_eef": 26},
+    **{"real_r1_pro_sharpa_relative_eef_human": 26, "real_r1_pro_sharpa_relative_eef_maxinsights": 26},
+    **{"real_r1_pro_sharpa_relative_eef_mecka": 26, "xdof_relative_eef_relative_joint": 27},
+    **{"xdof_relative_eef_relative_joint_subtask": 27},
+}
 HEAD = {"diffusion_model_cfg": DIT, "vl_self_attention_cfg": VLSA}
-OURS = "backbone_config"  # the published key that says a backbone's sizes, where they are not the published ones
+OURS = "backbone_sizes"  # the published key that says a backbone's sizes, where they are not the published ones
 
 
 @dataclass
@@ -106,7 +114,10 @@ class HeadConfig(ModelConfig):
 
         A policy that lerobot trained (`type: groot`) says no sizes: they are the published model's.
         """
-        found = {key: value for key, value in published.items() if key not in ("text_config", "vision_config")}
+        nothing = {key for key, value in published.items() if value is None and key != "image_crop_size"}
+        found = {key: value for key, value in published.items() if key not in nothing}
+        if found.get("type") == "groot":
+            found.setdefault("embodiments", [LEROBOTS.get(found.get("embodiment_tag", ""), 0)])
         check_fixed(found, cls.SAME)
         backbone = found.get(OURS) or {}
         if not backbone and found.get("model_name", cls.BACKBONE) != cls.BACKBONE:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.backends.sources import source_names
 from engine.data.lerobot import ACTION, STATE
 from engine.data.resources import cache_dir
+from engine.errors import UserError
 from engine.policy.data import Parts, PolicyModule
 from engine.policy.data import build as build_module
 from engine.policy.stand_in import stand_in
@@ -36,6 +38,11 @@ def prompts(config: Any, folder: Path, chat: Chat) -> Prompts:
 def make(parts: Parts, stream: str, chat: Chat) -> Processor:
     """The processor of a run, for training or for validation."""
     run, config = parts.run, parts.run.model
+    if len(config.embodiments) not in (1, len(source_names(run))):
+        raise UserError(
+            f"model.embodiments={config.embodiments}: one number, or one for each of the mixture's "
+            f"{len(source_names(run))} sources, would be right"
+        )
     quiet = parts.log if stream == "train" else lambda line: None
     folder = parts.tokenizer or (Path(run.data.tokenizer).expanduser() if run.data.tokenizer else None)
     folder = folder or stand_in(chat.form, parts.tasks, config.vocab_size, cache_dir(run), quiet)

@@ -37,7 +37,7 @@ class Draw:
         random = random_of(self.stream, self.seed, sample)
         noise = random.standard_normal((config.action_horizon, config.max_action_dim), dtype=np.float32)
         time = config.noise_s * (1 - random.beta(config.noise_beta_alpha, config.noise_beta_beta))
-        zeros, dropped = random.random(2) < config.state_dropout_prob
+        zeros, dropped = (bool(number < config.state_dropout_prob) for number in random.random(2))
         return noise, time, zeros and config.ZERO_STATE, dropped
 
 
