@@ -32,7 +32,7 @@ def which_image_row(image_BS: Tensor, there: dict[str, Tensor], tokens: int) -> 
     there_BV = torch.stack(list(there.values()), 1)
     cameras = there_BV.shape[1]
     place_BS = (image_BS.cumsum(1) - 1).clamp(min=0)
-    order_BV = (~there_BV).to(torch.uint8).argsort(1, stable=True)
+    order_BV = (~there_BV).to(torch.uint8).argsort(dim=1, stable=True)
     camera_BS = order_BV.gather(1, (place_BS // tokens).clamp(max=cameras - 1))
     rows_B1 = torch.arange(len(image_BS), device=image_BS.device)[:, None]
     return (rows_B1 * cameras + camera_BS) * tokens + place_BS % tokens

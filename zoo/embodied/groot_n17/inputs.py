@@ -56,7 +56,7 @@ def read(tensors: dict[str, Tensor], config: Any, where: Path) -> PolicyBatch:
 
 def filled_on_the_right(tokens_BS: Tensor, mask_BS: Tensor) -> tuple[Tensor, Tensor]:
     """The same prompts with what fills them up on their right."""
-    order = (~mask_BS).to(torch.uint8).argsort(1, stable=True)
+    order = (~mask_BS).to(torch.uint8).argsort(dim=1, stable=True)
     return tokens_BS.gather(1, order) * mask_BS.gather(1, order), mask_BS.gather(1, order)
 
 
