@@ -11,9 +11,10 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.family import load_dotted, load_family
 from engine.freeze import load_run
 from tests.freezing import freeze
-from tests.parallel.test_policies import CLIP, EMA, LAYOUTS, STEPS, assert_same_curve, curve, dataset, tensors
+from tests.parallel.test_policies import EMA, LAYOUTS, STEPS, assert_same_curve, curve, dataset, tensors
 from tests.ranks import Ranks
 
+CLIP = 0.4
 HEAD: dict[str, Any] = {
     **{"select_layer": 2, "backbone_embedding_dim": 24, "max_state_dim": 5, "max_action_dim": 4, "action_horizon": 6},
     **{"hidden_size": 10, "input_embedding_dim": 18, "max_seq_len": 9, "dit_layers": 5, "dit_heads": 3},

@@ -26,7 +26,7 @@ from tests.parity import lerobot_groot as lerobot
 BASE: dict[str, Any] = {
     **{"name": "parity", "vocab_size": 101, "image_token_id": 97, "patch_size": 4, "dit_dropout": 0.3},
     **{"vlsa_dropout": 0.3, "max_state_dim": 9, "max_action_dim": 8, "max_num_embodiments": 5, "max_seq_len": 19},
-    **{"tune_llm": True, "tune_visual": True, "num_position_embeddings": 25},
+    **{"tune_llm": True, "tune_visual": True, "num_position_embeddings": 25, "embodiments": [4]},
 }
 CASES = {
     "two_cameras": GrootN17Config(
@@ -155,7 +155,7 @@ def test_loss_velocity_gradients_and_samples_equal_lerobots(case: str, ragged: b
         if grads[name] is None:
             assert parameter.grad is None or not parameter.grad.any(), name
         else:
-            assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-7, name
+            assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-6, name
     assert grads[NORM] is None, "nothing reads the last norm"
     with torch.no_grad():
         close(OBJECTIVE.outputs(ours, batch)["actions"], torch.cat(sampled), atol=1e-4)
@@ -259,7 +259,7 @@ def test_n16s_backbone_equals_transformers_parts_and_its_head_lerobots() -> None
     close(total, torch.tensor(sum(losses)))
     grads = {name: p.grad for name, p in head.named_parameters()} | {"mask_token": token.grad}
     for name, parameter in ours.action_head.named_parameters():
-        assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-7, name
+        assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-6, name
     with torch.no_grad():
         close(OBJECTIVE.outputs(ours, batch)["actions"], torch.cat(sampled), atol=1e-4)
     assert all(parameter.grad is not None for parameter in ours.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -109,16 +110,17 @@ def test_lerobots_own_config_is_read_as_the_published_size(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("height", "width"), [(480, 640), (256, 256), (33, 50), (300, 200)])
 def test_images_are_lerobots(height: int, width: int) -> None:
-    """Within a level of colour: it resizes in whole numbers where the processor has such instructions."""
+    """As it computes them on a GPU: on a CPU it rounds once more, between rows and columns."""
     from lerobot.policies.groot.processor_groot import _transform_n1_7_image_for_vlm_torch as transform
     from transformers import Qwen2VLImageProcessor
 
     config = GrootN17Config(name="3b")
     image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     given = {"image_crop_size": config.image_crop_size, "image_target_size": config.image_target_size}
-    wanted = transform(image, **given, shortest_image_edge=None, crop_fraction=None)
+    with mock.patch("torchvision.transforms.v2.functional._geometry._do_native_uint8_resize_on_cpu", lambda _: False):
+        wanted = transform(image, **given, shortest_image_edge=None, crop_fraction=None)
     ours = pixels(image.permute(1, 2, 0)[None], *config.view)
-    assert (ours[0] - (wanted.float() / 127.5 - 1)).abs().max() <= 2.01 / 127.5
+    assert (ours[0] - (wanted.float() / 127.5 - 1)).abs().max() <= 1.01 / 127.5
     sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     processor = Qwen2VLImageProcessor(**sizes, **half, min_pixels=65536, max_pixels=16777216)
@@ -134,9 +136,9 @@ def processor_of(folder: Path, measured: dict[str, Statistics], config: GrootN17
 
 def test_prompts_and_numbers_are_lerobots(tmp_path: Path) -> None:
     """Normalised and cut state and actions, chunks filled up, instructions, tokens, and the way back."""
+    from lerobot.lerobot_types import TransitionKey
     from lerobot.policies.groot.processor_groot import GrootN17PackInputsStep, _unnormalize_min_max
     from lerobot.processor.converters import create_transition
-    from lerobot.types import TransitionKey
     from transformers import AutoTokenizer
 
     random = np.random.default_rng(0)
@@ -154,9 +156,8 @@ def test_prompts_and_numbers_are_lerobots(tmp_path: Path) -> None:
     made = processor(batch)
 
     ends = {n: {"min": torch.tensor(s.q01), "max": torch.tensor(s.q99)} for n, s in measured.items()}
-    step = GrootN17PackInputsStep(
-        action_horizon=7, valid_action_horizon=7, max_state_dim=9, max_action_dim=8, stats=ends
-    )
+    sizes = {"action_horizon": 7, "valid_action_horizon": 7, "max_state_dim": 9, "max_action_dim": 8}
+    step = GrootN17PackInputsStep(**sizes, stats=ends, embodiment_mapping={"new_embodiment": 4})
     words = {"task": TASKS, "action_is_pad": batch.action_pad}
     packed = step(create_transition({"observation.state": batch.state}, batch.actions, complementary_data=words))
     comp = packed[TransitionKey.COMPLEMENTARY_DATA]
@@ -250,4 +251,4 @@ def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: P
     assert {name for name in found if name.startswith("grad.")} == {f"grad.{name}" for name in learned}
     for name, parameter in theirs.named_parameters():
         if name in learned:
-            assert (found[f"grad.{name}"] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm() + 1e-7, name
+            assert (found[f"grad.{name}"] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm() + 1e-6, name
