@@ -62,6 +62,8 @@ def test_twenty_steps_are_those_of_a_single_process(ranks: Ranks, tmp_path: Path
         assert_same_curve(curve(other), wanted)
         for kind, expected in (("param", weights), ("ema", average)):
             for name, tensor in tensors(other, kind).items():
-                if name not in weight_map.unlearned | weight_map.kept:
-                    # Biases of keys have no gradient but rounding: softmax does not see them.
-                    assert (tensor - expected[name]).norm() <= 1e-4 * expected[name].norm() + 1e-5, (kind, name)
+                # Biases of keys have no gradient but rounding: softmax does not see them.
+                if name not in weight_map.unlearned | weight_map.kept and not name.endswith(
+                    ("to_k.bias", "k_proj.bias")
+                ):
+                    assert (tensor - expected[name]).norm() <= 1e-4 * expected[name].norm() + 1e-6, (kind, name)
