@@ -12,11 +12,11 @@ from lerobot.policies.groot import groot_n1_7 as theirs
 from torch import Tensor
 from zoo.groot_n17.backbone import qwen_config
 from zoo.groot_n17.config import GrootN17Config
-from zoo.groot_n17.pixels import patches
 
 from engine.checkpoint.config import to_published
 from engine.data.policy_batch import PolicyBatch
 from engine.family import load_family
+from engine.policy.groot.pixels import patches
 from tests.parity.lerobot_pi05 import randomise as draw
 
 FAMILY = load_family("groot_n17")

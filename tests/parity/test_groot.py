@@ -16,11 +16,11 @@ from zoo.groot_n16.config import GrootN16Config
 from zoo.groot_n17.config import GrootN17Config
 from zoo.groot_n17.model import GrootN17
 from zoo.groot_n17.objective import OBJECTIVE
-from zoo.groot_n17.pixels import pixels
 from zoo.groot_n17.weights import NORM, OUTPUT, weight_map
 
 from engine.backends.native.model import fill_buffers
 from engine.data.policy_batch import PolicyBatch
+from engine.policy.groot.pixels import pixels
 from tests.parity import lerobot_groot as lerobot
 
 BASE: dict[str, Any] = {

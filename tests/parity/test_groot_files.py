@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from zoo.groot_n17.config import GrootN17Config
-from zoo.groot_n17.pixels import patches, pixels
-from zoo.groot_n17.processor import Draw, Processor
-from zoo.groot_n17.prompts import FORM, QWEN_CHAT, Prompts
 from zoo.groot_n17.weights import LEROBOT, OUTPUT, weight_map
 
 from engine.architecture import read_architecture
 from engine.checkpoint.config import config_text, to_published
 from engine.data.policy_batch import PolicyBatch
 from engine.policy.conventions import Camera, Conventions, Space
+from engine.policy.groot.pixels import patches, pixels
+from engine.policy.groot.processor import Draw, Processor
+from engine.policy.groot.prompts import FORM, QWEN_CHAT, Prompts
 from engine.policy.runtime import Observation, Runtime
 from engine.policy.stand_in import stand_in
 from engine.policy.statistics import Statistics, save, statistics

@@ -1,6 +1,6 @@
 """GR00T N1.6's eyes and ears: Eagle, of transformers' SigLIP2 and Qwen3 with a pixel shuffle and a connector between.
 
-Prompts are filled up on their right, so that causal attention needs no mask (see `zoo.groot_n17.backbone`).
+Prompts are filled up on their right, so that causal attention needs no mask (see the backbone of N1.7).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, Siglip2VisionConfig, Siglip2VisionModel
 
 from engine.data.policy_batch import PolicyBatch
+from engine.policy.groot.head import Seen, which_image_row
+from engine.policy.groot.pixels import pixels
 from zoo.groot_n16.config import GrootN16Config
-from zoo.groot_n17.head import Seen, which_image_row
-from zoo.groot_n17.pixels import pixels
 
 
 def text_config(config: GrootN16Config) -> Qwen3Config:

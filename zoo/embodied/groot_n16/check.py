@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.policy.groot.check import check_head
 from zoo.groot_n16.config import GrootN16Config
-from zoo.groot_n17.check import check_head
 
 
 def check(model: GrootN16Config, backend: str) -> Iterator[str]:

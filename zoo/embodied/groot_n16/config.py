@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
-from zoo.groot_n17.config import ATTENTION, FIXED, TOWER, HeadConfig
-from zoo.groot_n17.nested import Nested
+from engine.policy.groot.config import ATTENTION, FIXED, TOWER, HeadConfig
+from engine.policy.groot.nested import Nested
 
 
 @dataclass
@@ -49,7 +49,7 @@ class GrootN16Config(HeadConfig):
 
     @property
     def view(self) -> tuple[list[int], int, float]:
-        """See `zoo.groot_n17.pixels.pixels`."""
+        """See `engine.policy.groot.pixels.pixels`."""
         return self.image_target_size, self.shortest_image_edge, self.crop_fraction
 
     @property

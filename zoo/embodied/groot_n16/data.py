@@ -11,13 +11,13 @@ from torch import nn
 
 from engine.policy.data import PolicyModule
 from engine.policy.data import build as build_module
+from engine.policy.groot.data import make, prompts, serving
+from engine.policy.groot.processor import Processor
+from engine.policy.groot.prompts import FORM, QWEN, Chat
 from engine.policy.statistics import Statistics
 from engine.schema import Run
 from zoo.groot_n16.config import GrootN16Config
 from zoo.groot_n16.model import GrootN16
-from zoo.groot_n17.data import make, prompts, serving
-from zoo.groot_n17.processor import Processor
-from zoo.groot_n17.prompts import FORM, QWEN, Chat
 
 IMAGE = "<IMG_CONTEXT>"  # Eagle's tokens around an image's, as far as public text tells
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", IMAGE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from engine.data.policy_batch import PolicyBatch
+from engine.policy.groot.head import ActionHead
 from zoo.groot_n16.backbone import EagleBackbone
 from zoo.groot_n16.config import GrootN16Config
-from zoo.groot_n17.head import ActionHead
 
 
 class GrootN16(nn.Module):

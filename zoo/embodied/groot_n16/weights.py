@@ -7,8 +7,8 @@ the classes behind them: the names within are transformers' of that time, and no
 from __future__ import annotations
 
 from engine.checkpoint.weight_map import WeightMap
+from engine.policy.groot.weights import Tensors, by_prefix, frozen, head_tensors, linear, norm, qwen_tensors
 from zoo.groot_n16.config import GrootN16Config
-from zoo.groot_n17.weights import Tensors, by_prefix, frozen, head_tensors, linear, norm, qwen_tensors
 
 VISION = "backbone.model.vision_model.vision_model."
 LANGUAGE = "backbone.model.language_model.model."

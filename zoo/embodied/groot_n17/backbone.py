@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from engine.data.policy_batch import PolicyBatch
+from engine.policy.groot.head import Seen, which_image_row
+from engine.policy.groot.pixels import patches, pixels
 from zoo.groot_n17.config import GrootN17Config
-from zoo.groot_n17.head import Seen, which_image_row
-from zoo.groot_n17.pixels import patches, pixels
 
 IMAGES = "zooforge_images"  # attention within each of several images of one size
 

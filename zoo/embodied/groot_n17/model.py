@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from engine.data.policy_batch import PolicyBatch
+from engine.policy.groot.head import ActionHead
 from zoo.groot_n17.backbone import Qwen3VLBackbone
 from zoo.groot_n17.config import GrootN17Config
-from zoo.groot_n17.head import ActionHead
 
 
 class GrootN17(nn.Module):

@@ -19,10 +19,10 @@ from torch.nn.functional import pad
 from engine.data.policy_batch import PolicyBatch
 from engine.errors import UserError
 from engine.policy.draw import random_of
+from engine.policy.groot.config import HeadConfig
+from engine.policy.groot.prompts import Prompts, formal
 from engine.policy.normalise import Normaliser
 from engine.policy.statistics import Statistics
-from zoo.groot_n17.config import HeadConfig
-from zoo.groot_n17.prompts import Prompts, formal
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from engine.data.policy_batch import PolicyBatch
-from zoo.groot_n17.category import ActionEncoder, CategorySpecificMLP, Robots
-from zoo.groot_n17.dit import AlternateVLDiT, VLSelfAttention
+from engine.policy.groot.category import ActionEncoder, CategorySpecificMLP, Robots
+from engine.policy.groot.dit import AlternateVLDiT, VLSelfAttention
 
 
 class Seen:
