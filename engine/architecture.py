@@ -159,9 +159,14 @@ def _rope(published: dict[str, Any]) -> dict[str, Any]:
     return published | own | {"rope_scaling": None if plain else scaling}
 
 
+def free_keys(model: Any) -> set[str]:
+    """Keys that a run may set beside any weights: `FREE_KEYS`, and those that the family's config class calls free."""
+    return FREE_KEYS | {*getattr(model, "FREE", ())}
+
+
 def architecture(model: Any) -> dict[str, Any]:
     """The keys that make two models the same or different."""
-    skipped = {*MODEL_ONLY_KEYS, *FREE_KEYS} | (
+    skipped = {*MODEL_ONLY_KEYS, *free_keys(model)} | (
         set() if getattr(model, "use_sliding_window", False) else {"max_window_layers", "sliding_window"}
     )
     return {key: value for key, value in vars(model).items() if key not in skipped}
@@ -195,7 +200,7 @@ def adopt(model: Any, named: dict[str, str], family: Family, folder: Path, setti
         named_here = ", ".join(sorted({f"model.{k}" if k in mine else f"model={model.name}" for k, _, _ in conflicts}))
         pairs = ", ".join(f"{key}={a} against {b}" for key, a, b in conflicts)
         raise UserError(f"{named_here} disagrees with {folder / CONFIG}: {pairs}; leave it out, and {setting} decides")
-    for key in mine & FREE_KEYS:
+    for key in mine & free_keys(model):
         setattr(theirs, key, getattr(model, key))
     if sized:
         theirs.name = model.name

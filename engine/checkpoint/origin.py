@@ -53,10 +53,19 @@ def make_card(
         card = Card(family.name, stored, texts={CONFIG: config_text(published, dtype)})
     texts = dict(card.texts) | (kept or {})
     texts.setdefault(CONFIG, config_text(to_published(family, run.model), DTYPE_OF[run.precision.name]))
+    texts[CONFIG] = with_free_keys(texts[CONFIG], run.model)
     if family.native is None:
         texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
     names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers}
     return replace(card, family=family.name, **names, texts=texts, tokenizer=tokenizer or card.tokenizer)
+
+
+def with_free_keys(text: str, model: Any) -> str:
+    """A config.json that says what the run chose of the keys that its family calls free; otherwise as it was."""
+    config, usual = json.loads(text), type(model)
+    chosen = {key: getattr(model, key) for key in getattr(usual, "FREE", ())}
+    before = {key: config.get(key, getattr(usual(name=""), key)) for key in chosen}
+    return text if chosen == before else json.dumps(config | chosen, indent=2, sort_keys=True) + "\n"
 
 
 def _adapter_card(run: Run, family: Family, weight_map: WeightMap) -> Card:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-LISTS = ("tasks", "sample_ids", "sources")
+LISTS = ("tasks", "sample_ids", "sources", "embodiments")
 
 
 @dataclass
@@ -28,6 +28,8 @@ class PolicyBatch:
     tasks: list[str] = field(default_factory=list)  # the instruction in words
     sample_ids: list[int] = field(default_factory=list)  # places in the global order; -1 for one that only fills up
     sources: list[int] = field(default_factory=list)  # number of each sample's source in the mixture
+    embodiments: list[int] = field(default_factory=list)  # each sample's robot, by a family's own numbers
+    state_dropped: Optional[Tensor] = None  # bool [B]: samples whose state the model shall do without
     tokens: Optional[Tensor] = None  # int64 [B, S]: the prompt, once a processor has made it
     token_mask: Optional[Tensor] = None  # bool [B, S]
     noise: Optional[Tensor] = None  # float32 [B, T, A]: given instead of drawn (parity, validation)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.architecture import find_weights, read_architecture
+from engine.backends.native.model import fill_buffers
 from engine.checkpoint.card import TOKENIZER
 from engine.checkpoint.sources import open_weights
 from engine.data.policy_batch import PolicyBatch
@@ -102,4 +103,5 @@ def _fill(
                 shape = tuple(parameter.shape)
                 values = source.read("param", f"{prefix}.{name}".lstrip("."), shape, (0,) * len(shape), shape)
                 owner._parameters[name] = nn.Parameter(values.to(device, dtype), requires_grad=False)
+    fill_buffers(module, device)
     module.eval()

@@ -6,7 +6,6 @@ Source: openpi's `PaligemmaTokenizer.tokenize` and `Normalize`; lerobot 0.6.1 `p
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from engine.data.policy_batch import PolicyBatch
 from engine.errors import UserError
+from engine.policy.draw import random_of
 from engine.policy.normalise import Normaliser
 from engine.policy.statistics import Statistics
 from zoo.pi05.config import Pi05Config
@@ -36,8 +36,7 @@ class Draw:
 
     def __call__(self, sample: int, shape: tuple[int, int], config: Pi05Config) -> tuple[np.ndarray, float]:
         """(noise, float32 of a shape; time) of a sample."""
-        digest = hashlib.sha256(f"{self.stream}/{self.seed}/{sample}".encode()).digest()
-        random = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        random = random_of(self.stream, self.seed, sample)
         noise = random.standard_normal(shape, dtype=np.float32)
         share = random.beta(config.time_sampling_beta_alpha, config.time_sampling_beta_beta)
         return noise, config.time_sampling_scale * share + config.time_sampling_offset
