@@ -55,7 +55,7 @@ def make_card(
     texts.setdefault(CONFIG, config_text(to_published(family, run.model), DTYPE_OF[run.precision.name]))
     if family.native is None:
         texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
-    names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers}
+    names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers, "transposed": weight_map.transposed}
     return replace(card, family=family.name, **names, texts=texts, tokenizer=tokenizer or card.tokenizer)
 
 

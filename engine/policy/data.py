@@ -20,6 +20,7 @@ from engine.data.resources import Log
 from engine.data.sources import BadSamples
 from engine.errors import UserError
 from engine.policy import conventions, statistics
+from engine.policy.conventions import Conventions
 from engine.policy.describe import conventions_of
 from engine.policy.judge import Judged
 from engine.policy.statistics import Statistics
@@ -47,7 +48,9 @@ class Parts:
     statistics: dict[str, Statistics]
     tasks: Sequence[str]  # the instructions of all datasets
     log: Log
+    conventions: Conventions  # what the policy will read and give
     tokenizer: Optional[Path] = None  # of a checkpoint that is resumed
+    embodiments: Sequence[str] = ()  # of each source of a mixture: its first dataset's robot
 
 
 MakeProcessor = Callable[[Parts, str], Processor]  # the second: which of two streams of noise, "train" or "validation"
@@ -108,7 +111,9 @@ def build(
         measured = chosen(run, measured, tokenizer_dir)
         used.update(measured)
         tasks = sorted({task for meta in _metas(opened) for task in meta.tasks.values()})
-        parts = Parts(run, request, measured, tasks, log, tokenizer_dir)
+        own = conventions_of(run.family, _metas(opened), request, run.data.conventions)
+        robots = [conventions_of(run.family, _metas([one]), request).embodiment for one in opened]
+        parts = Parts(run, request, measured, tasks, log, own, tokenizer_dir, robots)
         made.update({stream: make(parts, stream) for stream in ("train", "validation")})
         return made["train"]
 
