@@ -46,7 +46,7 @@ def policy(config: XvlaConfig, cameras: tuple[str, ...], state: int, action: int
 
 
 def observation(batch: PolicyBatch) -> dict[str, Tensor]:
-    """What its policy is called with, images by its own steps of preprocessing; a camera that no row has is left out."""
+    """What its policy is called with, images by its own preprocessing; a camera that no row has is left out."""
     from lerobot.policies.xvla.processor_xvla import XVLAImageNetNormalizeProcessorStep, XVLAImageToFloatProcessorStep
     from lerobot.processor.converters import create_transition
     from lerobot.types import TransitionKey
@@ -61,12 +61,12 @@ def observation(batch: PolicyBatch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def drawn(noise: Tensor, first: float) -> Iterator[None]:
-    """Its noise, and the number in [0, 1) that its stratified times begin with."""
+def drawn(noise: Tensor, first: float | Tensor) -> Iterator[None]:
+    """Its noise, and the number in [0, 1) that its stratified times begin with, or one for each row."""
     with (
         mock.patch.object(torch, "randn_like", lambda *_, **__: noise.clone()),
         mock.patch.object(torch, "randn", lambda *_, **__: noise.clone()),
-        mock.patch.object(torch, "rand", lambda *_, **__: torch.tensor([first])),
+        mock.patch.object(torch, "rand", lambda *_, **__: torch.as_tensor(first).reshape(-1)),
     ):
         yield
 
@@ -76,10 +76,10 @@ def times(rows: int, first: float) -> Tensor:
     return (torch.tensor([first]) + torch.arange(rows) / rows) % (1 - 1e-5)
 
 
-def learned(policy: Any, batch: PolicyBatch, first: float) -> tuple[Tensor, Tensor]:
+def learned(policy: Any, batch: PolicyBatch, first: float | Tensor) -> tuple[Tensor, Tensor]:
     """Its loss, and what its head gives."""
     kept: list[Tensor] = []
-    hook = policy.model.transformer.register_forward_hook(lambda _, __, out: kept.append(out.detach()))
+    hook = policy.model.transformer.register_forward_hook(lambda _, __, out: kept.append(out))
     with drawn(batch.noise, first):
         loss, _ = policy(observation(batch))
     hook.remove()

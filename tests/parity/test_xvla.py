@@ -1,4 +1,4 @@
-"""X-VLA against lerobot 0.6.1: the same weights, images, words, domains, noise and times give the same numbers in fp32."""
+"""X-VLA against lerobot 0.6.1: the same weights, images, words, domains, noise and times, in fp32."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_camera_that_is_missing_is_as_one_that_lerobot_fills_up() -> None:
     theirs, ours = theirs_and_ours("ee6d", 3)
     batch = observed("ee6d", 3)
     batch.image_masks = batch.image_masks | {CAMERAS[2]: torch.zeros(ROWS, dtype=torch.bool)}
-    loss, prediction = lerobot.learned(theirs, batch, FIRST)
+    _, prediction = lerobot.learned(theirs, batch, FIRST)
     with torch.no_grad():
         close(ours(batch)[0], prediction)
 

@@ -28,8 +28,8 @@ class Xvla(nn.Module):
         self.transformer = SoftPromptedTransformer(config)
 
     def forward(self, batch: PolicyBatch, sample: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Clean actions as seen at `batch.time`, fp32 [B, T, action_dim], grippers as logits, and errors [B, T]; or with
-        `sample` the actions that the sampler makes of the noise, grippers from 0 to 1.
+        """Clean actions from `batch.time`, fp32 [B, T, action_dim], grippers as logits, and errors [B, T]; or,
+        with `sample`, the actions that the sampler makes of the noise, grippers from 0 to 1.
 
         `batch.noise` is [B, T, action_dim]; actions and state may have fewer numbers, which zeros complete.
         """
