@@ -19,7 +19,7 @@ from tests.parity import lerobot_xvla as lerobot
 
 SMALL: dict[str, Any] = {
     **{"name": "parity", "vocab_size": 61, "d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 3},
-    **{"encoder_ffn_dim": 20, "max_position_embeddings": 40, "max_image_positions": 7, "max_frames": 3},
+    **{"encoder_ffn_dim": 20, "max_text_positions": 40, "max_image_positions": 7, "max_frames": 3},
     **{"davit_dims": [6, 12, 10, 20], "davit_depths": [1, 2, 1, 1], "davit_heads": [2, 3, 1, 2]},
     **{"davit_groups": [3, 2, 5, 4], "davit_window": 3, "hidden_size": 30, "num_heads": 3, "depth": 2},
     **{"num_domains": 4, "max_len_seq": 64, "num_denoising_steps": 4, "initializer_range": 0.2},

@@ -10,7 +10,7 @@ from zoo.xvla.spaces import SPACES
 RATES = ("head_dropout", "dropout", "activation_dropout", "drop_path_rate")
 LISTS = ("davit_depths", "davit_heads", "davit_groups", "davit_kernels", "davit_strides", "davit_paddings")
 COUNTS = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model", "davit_window", "num_domains")
-COUNTS += ("dim_time", "max_len_seq", "num_denoising_steps", "max_image_positions", "max_frames")
+COUNTS += ("max_text_positions", "dim_time", "max_len_seq", "num_denoising_steps", "max_image_positions", "max_frames")
 
 
 def check(model: XvlaConfig, backend: str) -> Iterator[str]:
@@ -56,5 +56,7 @@ def _davit(model: XvlaConfig) -> Iterator[str]:
     side = round(max(0, model.image_tokens - 1) ** 0.5)
     if not 1 <= side <= model.max_image_positions:
         yield f"model.image_size={model.image_size} makes {side} rows of features; 1 to {model.max_image_positions} fit"
+    if (words := model.image_tokens + model.tokenizer_max_length) > model.max_text_positions:
+        yield f"model.max_text_positions={model.max_text_positions}: an image and an instruction make {words}; raise it"
     if (tokens := model.tokens(1)) > model.max_len_seq:
         yield f"model.max_len_seq={model.max_len_seq}: one camera makes {tokens} tokens already; raise it"

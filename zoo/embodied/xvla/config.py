@@ -14,8 +14,8 @@ from zoo.xvla.spaces import SPACES
 
 TEXT = {  # ours: BART's
     **{name: name for name in ("vocab_size", "d_model", "encoder_layers", "encoder_attention_heads")},
-    **{name: name for name in ("encoder_ffn_dim", "max_position_embeddings", "dropout", "attention_dropout")},
-    "activation_dropout": "activation_dropout",
+    **{name: name for name in ("encoder_ffn_dim", "dropout", "attention_dropout", "activation_dropout")},
+    "max_text_positions": "max_position_embeddings",
 }
 VISION = {  # ours: the original's DaViT
     **{"davit_dims": "dim_embed", "davit_depths": "depths", "davit_heads": "num_heads", "davit_groups": "num_groups"},
@@ -63,7 +63,7 @@ class XvlaConfig(ModelConfig):
     encoder_layers: int = 12
     encoder_attention_heads: int = 16
     encoder_ffn_dim: int = 4096
-    max_position_embeddings: int = 4096
+    max_text_positions: int = 4096  # of the first image and the instruction
     dropout: float = 0.1
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1

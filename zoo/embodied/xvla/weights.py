@@ -49,7 +49,7 @@ def weight_map(model: XvlaConfig) -> WeightMap:
         ),
         TIMES: (model.max_frames, model.davit_dims[-1]),
         EMBEDDING: (model.vocab_size, width),
-        f"{LANGUAGE}encoder.embed_positions.weight": (model.max_position_embeddings + 2, width),
+        f"{LANGUAGE}encoder.embed_positions.weight": (model.max_text_positions + 2, width),
         **_language(model),
         **_norm(f"{LANGUAGE}encoder.layernorm_embedding", width),
         **_head(model),
