@@ -59,8 +59,10 @@ def by_hand(place: Path) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
         for name, tensor in named.items():
             shape = tuple(tensor.shape)
             tensor.copy_(first.read("param", name, shape, (0,) * len(shape), shape))
-    # Florence-2 at a tenth of the rate is its own; the soft prompts' tenth is the published recipe's.
-    optimizer = XVLAAdamWConfig(LR, optim.betas, optim.eps, 0.0, soft_prompt_lr_scale=0.1).build(named)
+    # Florence-2 at a tenth of the rate is its own; the soft prompts' tenth is the recipe's. It takes whatever is called
+    # vlm for Florence-2, the head's projection of its features too, which is called otherwise here.
+    called = {name.replace("vlm_proj", "text_proj"): parameter for name, parameter in named.items()}
+    optimizer = XVLAAdamWConfig(LR, optim.betas, optim.eps, 0.0, soft_prompt_lr_scale=0.1).build(called)
     scales = [group["lr"] / LR for group in optimizer.param_groups]
     assert sorted(scales) == pytest.approx([0.1, 0.1, 1.0])
     data = build(settings, 0, 1, log=lambda line: None)

@@ -39,7 +39,7 @@ CASES = {  # config, numbers of state and action in the data
     ),
     "agibot_ee6d": (
         XvlaConfig(
-            **SMALL, chunk_size=3, image_size=64, action_mode="agibot_ee6d", max_state_dim=9, len_soft_prompts=1
+            **SMALL, chunk_size=3, image_size=64, action_mode="agibot_ee6d", max_state_dim=9, tokenizer_max_length=6
         ),
         *(9, 20),
     ),
@@ -103,9 +103,10 @@ def test_loss_prediction_gradients_and_samples_equal_lerobots(case: str, cameras
     close(kept[0], prediction)
     close(total / ROWS, loss)
     grads = {name: p.grad for name, p in theirs.named_parameters()}
+    whole = torch.stack([grad.norm() for grad in grads.values()]).norm()
     for name, parameter in ours.named_parameters():
-        # Biases of keys have no gradient but rounding.
-        assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-5, name
+        # Biases of keys have no gradient but rounding, of numbers as large as the loss makes them.
+        assert (parameter.grad - grads[name]).norm() <= 1e-4 * grads[name].norm() + 1e-7 * whole, name
     assert grads["model.transformer.action_encoder.fc.weight"][[1, 3]].abs().max() == 0, "domains that nobody has"
 
     with torch.no_grad():
@@ -137,7 +138,8 @@ def test_steps_beyond_the_episode_and_samples_that_fill_up_do_not_count() -> Non
         given, _ = ours(batch)
         rows = OBJECTIVE.row_losses(ours, batch)
     space = theirs.model.action_space
-    wanted = [sum(space(given[r : r + 1, :n], batch.actions[r : r + 1, :n]).values()) for r, n in ((0, 5), (1, 2))]
+    cut = [(given[r : r + 1, :n], batch.actions[r : r + 1, :n]) for r, n in ((0, 5), (1, 2))]
+    wanted = [float(sum(space(*pair).values())) for pair in cut]
     np.testing.assert_allclose(rows.numpy(), [*wanted, 0], rtol=1e-5)
     assert OBJECTIVE.count(batch) == 2
 

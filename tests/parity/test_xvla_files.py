@@ -72,7 +72,9 @@ def original_config() -> dict[str, Any]:
     config = to_published(FAMILY, CONFIG)
     names = ("hidden_size", "depth", "num_heads", "mlp_ratio", "num_domains", "dim_time", "max_len_seq")
     head = {name: config[name] for name in (*names, "len_soft_prompts", "florence_config")}
-    return head | {"model_type": "xvla", "num_actions": CONFIG.chunk_size, "action_mode": "EE6D"}
+    own = {"tokenizer_max_length": CONFIG.tokenizer_max_length, "num_denoising_steps": CONFIG.num_denoising_steps}
+    own |= {"resize_imgs_with_padding": [CONFIG.image_size] * 2}  # that the published sizes are the defaults of
+    return head | own | {"model_type": "xvla", "num_actions": CONFIG.chunk_size, "action_mode": "EE6D"}
 
 
 def test_the_originals_names_are_those_that_lerobots_converter_reads(theirs: Any) -> None:
@@ -121,9 +123,10 @@ def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: P
     close(found["prediction"], prediction)
     close(found["actions"], lerobot.sampled(two, batch))
     wanted = {name: p.grad for name, p in two.named_parameters()}
+    whole = torch.stack([grad.norm() for grad in wanted.values()]).norm()
     assert {name for name in found if name[:5] == "grad."} == {f"grad.{n}" for n in weight_map(CONFIG).parameters}
     for name in weight_map(CONFIG).parameters:
-        assert (found[f"grad.{name}"] - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-5, name
+        assert (found[f"grad.{name}"] - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-7 * whole, name
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 50), (33, 20), (20, 33), (61, 50), (7, 50)])
@@ -170,7 +173,7 @@ def test_vectors_are_laid_out_as_lerobot_lays_out_libero(tmp_path: Path) -> None
     """Its step for observations makes the same state; its step behind the model gives our actions back."""
     from lerobot.policies.xvla.processor_xvla import LiberoProcessorStep, XVLARotation6DToAxisAngleProcessorStep
     from lerobot.processor.converters import create_transition
-    from lerobot.types import TransitionKey
+    from lerobot.lerobot_types import TransitionKey
     from scipy.spatial.transform import Rotation
 
     acted, stood = poses(40, 7), poses(40, 8, seed=1)
@@ -250,10 +253,6 @@ def test_a_policy_directory_acts_as_lerobot_does(theirs: Any, tmp_path: Path) ->
         (folder / file.name).write_bytes(file.read_bytes())
     save(measured, folder)
     own.save(folder)
-    keys = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(keys | {"num_denoising_steps": 4, "resize_imgs_with_padding": [50, 50]})
-    )
     policy = Runtime(folder, torch.device("cpu"))
     random = np.random.default_rng(1)
     seen = [

@@ -123,6 +123,6 @@ class SoftPromptedTransformer(nn.Module):
 def time_embedding(time_B: Tensor, width: int) -> Tensor:
     """Cosines, then sines, of a time at angular rates from 1 to 1 / 100, [B, width]; an odd width ends with a 0."""
     half = width // 2
-    rates = torch.exp(torch.arange(half, device=time_B.device, dtype=time_B.dtype) * (-math.log(MAX_PERIOD) / half))
+    rates = torch.exp(-math.log(MAX_PERIOD) * torch.arange(half, device=time_B.device, dtype=time_B.dtype) / half)
     angles = time_B[:, None] * rates
     return torch.cat([angles.cos(), angles.sin(), angles.new_zeros(len(time_B), width % 2)], 1)

@@ -121,4 +121,4 @@ def step_losses(given_BTA: Tensor, wanted_BTN: Tensor, space: ActionSpace) -> Te
     for channel in space.grippers:
         logits = given_BTA[..., channel]
         errors[..., channel] = binary_cross_entropy_with_logits(logits, wanted[..., channel], reduction="none")
-    return errors @ errors.new_tensor(space.weights)
+    return (errors * errors.new_tensor(space.weights)).sum(-1)
