@@ -40,7 +40,7 @@ class Style:
 
 
 class Prompts:
-    """Texts to tokens [B, S], filled up on the right; longer ones than the model reads are cut, as in the references."""
+    """Texts to tokens [B, S], filled up on the right; longer ones than the model reads are cut."""
 
     def __init__(self, style: Style, folder: Path, length: int, vocab_size: int) -> None:
         """Raises UserError for a directory without a tokenizer, or with one that has more tokens than the model."""

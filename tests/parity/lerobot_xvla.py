@@ -47,9 +47,9 @@ def policy(config: XvlaConfig, cameras: tuple[str, ...], state: int, action: int
 
 def observation(batch: PolicyBatch) -> dict[str, Tensor]:
     """What its policy is called with, images by its own preprocessing; a camera that no row has is left out."""
+    from lerobot.lerobot_types import TransitionKey
     from lerobot.policies.xvla.processor_xvla import XVLAImageNetNormalizeProcessorStep, XVLAImageToFloatProcessorStep
     from lerobot.processor.converters import create_transition
-    from lerobot.lerobot_types import TransitionKey
 
     seen = {n: i.permute(0, 3, 1, 2) for n, i in batch.images.items() if batch.image_masks[n].any()}
     transition = create_transition(seen)

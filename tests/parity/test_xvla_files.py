@@ -171,9 +171,9 @@ def poses(rows: int, size: int, seed: int = 0) -> np.ndarray:
 
 def test_vectors_are_laid_out_as_lerobot_lays_out_libero(tmp_path: Path) -> None:
     """Its step for observations makes the same state; its step behind the model gives our actions back."""
+    from lerobot.lerobot_types import TransitionKey
     from lerobot.policies.xvla.processor_xvla import LiberoProcessorStep, XVLARotation6DToAxisAngleProcessorStep
     from lerobot.processor.converters import create_transition
-    from lerobot.lerobot_types import TransitionKey
     from scipy.spatial.transform import Rotation
 
     acted, stood = poses(40, 7), poses(40, 8, seed=1)
