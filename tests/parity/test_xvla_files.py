@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from zoo.xvla.config import XvlaConfig
 from zoo.xvla.florence import pixels
-from zoo.xvla.layout import Actions, arm_state
+from zoo.xvla.layout import Actions, arm_state, check_sources
 from zoo.xvla.processor import Draw, Processor, domains_of
 from zoo.xvla.prompts import Prompts, stand_in
 from zoo.xvla.spaces import SPACES
@@ -212,6 +212,12 @@ def test_steps_and_unknown_grippers_are_refused() -> None:
             with pytest.raises(UserError, match=rf"control={control}: model.action_mode={mode} learns absolute poses"):
                 Actions(own, measured, mode, SPACES[mode])
         assert Actions(own, measured, "auto", SPACES["auto"]).size == 7
+        with pytest.raises(UserError, match=f"control={control}"):
+            check_sources([LIBERO, own], "ee6d")
+    turned = dataclasses.replace(LIBERO, action=dataclasses.replace(LIBERO.action, gripper=Gripper(1, -1)))
+    with pytest.raises(UserError, match="unlike rotations or grippers"):
+        check_sources([LIBERO, turned], "ee6d")
+    check_sources([LIBERO, turned], "auto")
     silent = dataclasses.replace(LIBERO, action=dataclasses.replace(LIBERO.action, gripper=None))
     with pytest.raises(
         UserError, match=r"action\[6\] is a gripper from -1 to 1, and model.action_mode=ee6d learns shares"

@@ -16,6 +16,7 @@ from engine.policy.data import build as build_module
 from engine.policy.statistics import Statistics
 from engine.schema import Run
 from zoo.xvla.config import XvlaConfig
+from zoo.xvla.layout import check_sources
 from zoo.xvla.model import XvlaPolicy
 from zoo.xvla.processor import Draw, Processor, domains_of
 from zoo.xvla.prompts import Prompts, stand_in
@@ -36,14 +37,15 @@ def make(parts: Parts, stream: str) -> Processor:
     cameras, tokens = len(parts.conventions.cameras), config.tokens(len(parts.conventions.cameras))
     if tokens > config.max_len_seq:
         raise UserError(f"{cameras} cameras make {tokens} tokens, and model.max_len_seq={config.max_len_seq}; raise it")
-    if config.domain_ids is not None and len(config.domain_ids) not in (1, len(parts.embodiments)):
+    check_sources(parts.sources, config.action_mode)
+    if config.domain_ids is not None and len(config.domain_ids) not in (1, len(parts.sources)):
         raise UserError(f"model.domain_ids={config.domain_ids}: one number, or one for each source of data.mixture")
     folder = parts.tokenizer or (Path(run.data.tokenizer).expanduser() if run.data.tokenizer else None)
     quiet = parts.log if training else lambda line: None
     folder = folder or stand_in(parts.tasks, config.vocab_size, cache_dir(run), quiet)
     prompts = Prompts(folder, config.tokenizer_max_length, config.vocab_size)
     draw = Draw(run.seed, stream, run.data.global_batch_size) if training else Draw(VALIDATION_SEED, stream, JUDGED)
-    domains = domains_of(config, parts.embodiments)
+    domains = domains_of(config, [source.embodiment for source in parts.sources])
     return Processor(config, prompts, parts.conventions, parts.statistics[parts.request.action], domains, draw)
 
 

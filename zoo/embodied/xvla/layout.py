@@ -6,13 +6,15 @@ An arm is ten numbers: x, y, z, the first column of its rotation matrix, the sec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions, Gripper
 from engine.policy.convert import SIZES, convert_gripper, convert_rotation
 from engine.policy.statistics import Statistics
-from zoo.xvla.spaces import ActionSpace
+from zoo.xvla.spaces import SPACES, ActionSpace
 
 RIGHT = Gripper(open=0.0, close=1.0, binary=False)
 TURN = "rot6d_columns"
@@ -25,6 +27,19 @@ def refuse_steps(own: Conventions, mode: str, space: ActionSpace) -> None:
             f"control={own.control}: model.action_mode={mode} learns absolute poses or angles, and these actions are "
             "steps; record or convert absolute ones, or train steps as they are with model.action_mode=auto"
         )
+
+
+def check_sources(sources: Sequence[Conventions], mode: str) -> None:
+    """UserError for a mixture in which one of the sources has steps, or whose arms are not told alike."""
+    space, first = SPACES[mode], sources[0]
+    for source in sources:
+        refuse_steps(source, mode, space)
+        told = source.action.rotation, source.action.gripper, source.state.rotation
+        if space.size and told != (first.action.rotation, first.action.gripper, first.state.rotation):
+            raise UserError(
+                f"data.mixture: the sources' conventions have unlike rotations or grippers ({source.embodiment} against "
+                f"{first.embodiment}); bring them to one form, or set model.action_mode=auto"
+            )
 
 
 class Actions:
