@@ -37,7 +37,7 @@ def check_sources(sources: Sequence[Conventions], mode: str) -> None:
         told = source.action.rotation, source.action.gripper, source.state.rotation
         if space.size and told != (first.action.rotation, first.action.gripper, first.state.rotation):
             raise UserError(
-                f"data.mixture: the sources' conventions have unlike rotations or grippers ({source.embodiment} against "
+                f"data.mixture: the sources have unlike rotations or grippers ({source.embodiment} against "
                 f"{first.embodiment}); bring them to one form, or set model.action_mode=auto"
             )
 
