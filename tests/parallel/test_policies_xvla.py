@@ -62,7 +62,8 @@ def by_hand(place: Path) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
     # Florence-2 at a tenth of the rate is its own; the soft prompts' tenth is the recipe's. It takes whatever is called
     # vlm for Florence-2, the head's projection of its features too, which is called otherwise here.
     called = {name.replace("vlm_proj", "text_proj"): parameter for name, parameter in named.items()}
-    optimizer = XVLAAdamWConfig(LR, optim.betas, optim.eps, 0.0, soft_prompt_lr_scale=0.1).build(called)
+    given = {"betas": optim.betas, "eps": optim.eps, "weight_decay": 0.0, "soft_prompt_lr_scale": 0.1}
+    optimizer = XVLAAdamWConfig(lr=LR, **given).build(called)
     scales = [group["lr"] / LR for group in optimizer.param_groups]
     assert sorted(scales) == pytest.approx([0.1, 0.1, 1.0])
     data = build(settings, 0, 1, log=lambda line: None)

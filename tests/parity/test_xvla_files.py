@@ -109,7 +109,7 @@ def test_forward_gives_what_lerobot_gives(ranks: Ranks, theirs: Any, tmp_path: P
     seen = torch.stack([pixels(images, CONFIG.image_size) for images in batch.images.values()], 1)
     inputs = {"image_input": seen, "input_ids": batch.tokens, "domain_id": batch.domains, "proprio": batch.state}
     inputs |= {"noise": batch.noise, "action": batch.actions, "time": batch.time}
-    save_file(inputs, tmp_path / "batch.safetensors")
+    save_file({n: t.contiguous() for n, t in inputs.items()}, tmp_path / "batch.safetensors")
     given = [f"model.weights={source}", f"data.inputs={tmp_path / 'batch.safetensors'}", "grad=true", "job=forward"]
     config = freeze(tmp_path / "forward", "xvla", *given, "parallelism=fsdp2", "data.micro_batch_size=1")
     assert ranks.run(config, 2) == [0, 0], (config.parent / "result.json").read_text()
