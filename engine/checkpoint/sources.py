@@ -36,6 +36,7 @@ SPECIAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "ones": lambda tensor, _: tensor.fill_(1),
     # Decay of a recurrent state, as a logarithm; not from 0, whose logarithm has no end.
     "decay": lambda tensor, generator: tensor.uniform_(0.01, 16, generator=generator).log_(),
+    "scattered": lambda tensor, generator: tensor.normal_(0, 0.1, generator=generator),
     "sinusoids": lambda tensor, _: sinusoids(tensor),
 }
 

@@ -117,7 +117,13 @@ class XvlaConfig(ModelConfig):
 
     @staticmethod
     def fresh_value(name: str) -> Optional[str]:
-        """The domains' biases, which are rows of tables, begin at 0; the table of times is not learned."""
+        """The domains' biases, which are rows of tables, begin at 0; the table of times is not learned.
+
+        The first convolution's bias does not begin at 0: the bars beside an image would be vectors of zeros, at which a
+        norm's gradient is more than 300 times the one that it is given.
+        """
+        if name.endswith("vision_tower.convs.0.conv.bias"):
+            return "scattered"
         if name.endswith("pos_idx_to_embed"):
             return "sinusoids"
         return "zeros" if name.endswith(".bias.weight") else None
