@@ -34,6 +34,7 @@ ROPE_KEYS = ("rope_theta", "partial_rotary_factor")  # that transformers 5 moved
 # Published keys that change no tensor and no value of a forward pass: a run may set them beside any weights.
 FREE_KEYS = {"initializer_range", "attention_dropout", "bos_token_id", "eos_token_id"}
 FREE_KEYS |= {"router_aux_loss_coef", "output_router_logits"}
+FREE_KEYS |= {"dropout", "activation_dropout", "drop_path_rate", "head_dropout", "domain_ids"}
 
 
 def find_weights(path: str, setting: str = "model.weights") -> Path:
@@ -238,7 +239,7 @@ def check_tensors(folder: Path, family: Family, model: Any) -> list[str]:
         stored = read_folder(folder)
         quantised = find(stored, quantization_of(folder))
         infos = logical(stored, quantised)
-        found = {name: info.shape for name, info in infos.items()}
+        found = {n: info.shape[::-1] if n in weights.transposed else info.shape for n, info in infos.items()}
         known = {*weights.published, *weights.aliases} - set(quantised)
         problems += _dtype_problems({n: info.dtype for n, info in infos.items() if n in known}, weights.aliases)
         problems += wrong_scales(stored, quantised)

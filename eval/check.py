@@ -10,8 +10,8 @@ import numpy as np
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions, Gripper, differences
+from engine.policy.convert import SIZES
 from eval import protocol
-from eval.conversions import SIZES
 from eval.episode import derive_seed
 from eval.simulator import Observation, Simulator
 from eval.translate import Translator

@@ -8,8 +8,9 @@ import numpy as np
 
 from engine.errors import UserError
 from engine.policy.conventions import Conventions, Space
+from engine.policy.convert import SIZES, convert_gripper, convert_rotation
 from eval import protocol
-from eval.conversions import SIZES, convert_gripper, convert_image, convert_rotation
+from eval.conversions import convert_image
 from eval.simulator import Observation
 
 ROTATION_AT = 3  # both vectors begin with a position, and go on with the rotation

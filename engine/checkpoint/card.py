@@ -44,6 +44,7 @@ class Card:
     texts: dict[str, str] = field(default_factory=dict)  # config.json and generation_config.json, verbatim
     tokenizer: Path | None = None  # folder that holds the tokenizer's files, possibly among others
     buffers: frozenset[str] = frozenset()  # published names that keep their dtype whatever an export asks for
+    transposed: frozenset[str] = frozenset()  # names under which an export stores a matrix's transpose
     files: dict[str, bytes] = field(init=False, repr=False, default_factory=dict)  # of the tokenizer
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ def read_card(folder: Path) -> Card:
         stored=index.stored,
         aliases=index.aliases,
         buffers=index.buffers,
+        transposed=index.transposed,
         texts=read_texts(folder),
         tokenizer=tokenizer if tokenizer.is_dir() else None,
     )

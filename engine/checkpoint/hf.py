@@ -48,6 +48,7 @@ class Planned:
     dtype: str
     quantised: bool = False  # the values or, under `name` + SCALE, the scales of a matrix of `whole`
     whole: Shape = ()
+    transposed: bool = False  # the source's matrix has rows and columns changed over
 
     @property
     def nbytes(self) -> int:
@@ -154,8 +155,10 @@ def plan(source: Source, card: Card, dtype: str | None, fp8: Fp8 | None = None) 
             continue
         rounded = dtype and DTYPES[own].is_floating_point and name not in card.buffers
         as_published = fp8 and FP8_DTYPE in card.stored.values()  # the rest of it is then, too
+        turned = name in card.transposed
         asked = own if as_published else "BF16" if fp8 or (own == FP8_DTYPE and not dtype) else dtype
-        planned.append(Planned(name, found, shapes[found], asked if rounded or own == FP8_DTYPE else own))
+        kind = asked if rounded or own == FP8_DTYPE else own
+        planned.append(Planned(name, found, shapes[found][:: -1 if turned else 1], kind, transposed=turned))
     return planned
 
 
@@ -183,8 +186,9 @@ def write_shard(path: Path, source: Source, shard: list[Planned], fp8: Fp8 | Non
     file = TensorFile(path, room, metadata)
     try:
         for t in ordered:
-            whole = t.whole or t.shape
+            whole = t.whole or t.shape[:: -1 if t.transposed else 1]
             tensor = source.read(_kind_of(source, t.source), t.source, whole, (0,) * len(whole), whole)
+            tensor = tensor.t().contiguous() if t.transposed else tensor
             if t.quantised and fp8:
                 values, scales = to_fp8(tensor, fp8.block, fp8.power_of_two)
                 tensor = values if t.dtype == FP8_DTYPE else scales

@@ -59,6 +59,7 @@ class Index:
     stored: dict[str, str] = field(default_factory=dict)  # published names of an export and their dtypes
     aliases: dict[str, str] = field(default_factory=dict)  # names that repeat another tensor
     buffers: frozenset[str] = frozenset()  # names that an export leaves in their dtype
+    transposed: frozenset[str] = frozenset()  # names that an export writes a matrix's transpose under
 
     def shapes(self, kind: str = "param") -> dict[str, Shape]:
         return {name: entry.shape for name, entry in self.tensors.get(kind, {}).items()}
@@ -95,6 +96,8 @@ class Index:
         }
         head = {"schema_version": FORMAT_VERSION, "family": self.family, "block_bytes": self.block_bytes}
         names = {"stored": self.stored, "aliases": self.aliases, "buffers": sorted(self.buffers)}
+        if self.transposed:
+            names["transposed"] = sorted(self.transposed)
         body = names | {"files": self.files, "small": self.small}
         text = json.dumps(head | body | {"tensors": tensors})
         return json.dumps({CHECKSUM: zlib.crc32(text.encode())} | json.loads(text))
@@ -117,6 +120,7 @@ def load_index(folder: Path) -> Index:
         index.stored = {_text(n): _dtype(d) for n, d in data["stored"].items()}
         index.aliases = {_text(n): _text(t) for n, t in data["aliases"].items()}
         index.buffers = frozenset(_text(n) for n in data.get("buffers", []))
+        index.transposed = frozenset(_text(n) for n in data.get("transposed", []))
         index.files = {_file(f): _count(size) for f, size in data["files"].items()}
         index.small = {_small(f): _count(crc) for f, crc in data.get("small", {}).items()}
         index.block_bytes = max(1, _count(data.get("block_bytes", index.block_bytes)))

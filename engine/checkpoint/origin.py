@@ -56,7 +56,7 @@ def make_card(
     texts[CONFIG] = with_free_keys(texts[CONFIG], run.model)
     if family.native is None:
         texts.setdefault(GENERATION, generation_text(json.loads(texts[CONFIG])))
-    names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers}
+    names = {"aliases": weight_map.aliases, "buffers": weight_map.buffers, "transposed": weight_map.transposed}
     return replace(card, family=family.name, **names, texts=texts, tokenizer=tokenizer or card.tokenizer)
 
 

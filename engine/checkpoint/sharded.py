@@ -140,7 +140,8 @@ def finish(folder: Path, temporary: Path, listings: list[Any], state: dict[str, 
 
     `listings` holds [parts, files] of each rank's `Share`.
     """
-    index = Index(card.family, stored=card.stored, aliases=card.aliases, buffers=card.buffers, block_bytes=BLOCK_BYTES)
+    names = {"stored": card.stored, "aliases": card.aliases, "buffers": card.buffers, "transposed": card.transposed}
+    index = Index(card.family, **names, block_bytes=BLOCK_BYTES)
     for parts, files in listings:
         index.files |= files
         for kind, name, shape, dtype, offset, extent, file, checksums in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,18 @@ SPECIAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "ones": lambda tensor, _: tensor.fill_(1),
     # Decay of a recurrent state, as a logarithm; not from 0, whose logarithm has no end.
     "decay": lambda tensor, generator: tensor.uniform_(0.01, 16, generator=generator).log_(),
+    "scattered": lambda tensor, generator: tensor.normal_(0, 0.1, generator=generator),
+    "sinusoids": lambda tensor, _: sinusoids(tensor),
 }
+
+
+def sinusoids(table_PW: Tensor) -> Tensor:
+    """Fill a table of positions (arXiv 1706.03762, section 3.5): sines in even columns, cosines in odd ones."""
+    half = table_PW.shape[1] // 2
+    rates = torch.exp(torch.arange(half).float() * -(math.log(10000) / half))
+    angles = torch.arange(len(table_PW)).float()[:, None] * rates
+    table_PW[:, 0::2], table_PW[:, 1::2] = angles.sin(), angles.cos()
+    return table_PW
 
 
 def normal(std: float, special: Callable[[str], str | None] | None = None) -> Fill:
@@ -95,9 +107,15 @@ class HFSource:
     """
 
     def __init__(
-        self, folder: Path, aliases: dict[str, str] | None = None, stand_ins: dict[str, str] | None = None
+        self,
+        folder: Path,
+        aliases: dict[str, str] | None = None,
+        stand_ins: dict[str, str] | None = None,
+        transposed: frozenset[str] = frozenset(),
     ) -> None:
-        """`stand_ins`: what to read in the place of a tensor that is not stored."""
+        """`stand_ins`: what to read in the place of a tensor that is not stored. `transposed`: stored names of matrices
+        whose rows and columns are changed over; shapes and reads are of the matrix.
+        """
         self.folder = folder
         self._files = TensorFiles(folder)
         found = read_folder(folder)
@@ -105,7 +123,8 @@ class HFSource:
         self._stored = {name: (info.file.name, info.shape) for name, info in found.items()}
         found = logical(found, self._quantised)
         self._where = {name: info.file.name for name, info in found.items()}
-        self.shapes: dict[str, Shape] = {name: info.shape for name, info in found.items()}
+        self._transposed = transposed
+        self.shapes: dict[str, Shape] = {n: info.shape[:: self._way(n)] for n, info in found.items()}
         self.dtypes: dict[str, str] = {name: info.dtype for name, info in found.items()}
         self.aliases, self.stand_ins = aliases or {}, stand_ins or {}
         self._also = {target: alias for alias, target in self.aliases.items() if alias in self.shapes}
@@ -128,10 +147,16 @@ class HFSource:
         shape = self.shapes[name]
         return self._rectangle(name, (0,) * len(shape), shape)
 
+    def _way(self, name: str) -> int:
+        """The step through a stored tensor's dimensions that gives the matrix's."""
+        return -1 if name in self._transposed else 1
+
     def _rectangle(self, name: str, offset: Shape, extent: Shape) -> Tensor:
         one = self._quantised.get(name)
         if one is None:
-            return self._files.rectangle(self._where[name], name, offset, extent)
+            way = self._way(name)
+            stored = self._files.rectangle(self._where[name], name, offset[::way], extent[::way])
+            return stored.t().contiguous() if way < 0 else stored
         if one.also and (said := tuple(self._part(one.also, (0,), (2,)).tolist())) != one.shape:
             raise UserError(f"{self.folder}: {one.also} says {list(said)} and {one.values} makes {list(one.shape)}")
         return rectangle(one, offset, extent, self._part)
@@ -182,7 +207,7 @@ def open_weights(path: Path, family: Family, model: Any) -> HFSource | ShardedSo
         source = ShardedSource(_our_checkpoint(path))
         check_shapes(source.folder, source.index.shapes(), weight_map.published, weight_map.aliases)
         return source
-    hf = HFSource(path, weight_map.aliases, weight_map.stand_ins)
+    hf = HFSource(path, weight_map.aliases, weight_map.stand_ins, weight_map.transposed)
     hf.check(weight_map.published)
     return hf
 

@@ -71,6 +71,8 @@ class WeightMap:
     idle: frozenset[str] = frozenset()
     # What to read in the place of a published tensor that a directory does not store, where it is another's copy.
     stand_ins: dict[str, str] = field(default_factory=dict)
+    # Those of the aliases' names under which a matrix is stored with its rows and columns changed over.
+    transposed: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> dict[str, Shape]:

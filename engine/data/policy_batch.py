@@ -34,6 +34,7 @@ class PolicyBatch:
     token_mask: Optional[Tensor] = None  # bool [B, S]
     noise: Optional[Tensor] = None  # float32 [B, T, A]: given instead of drawn (parity, validation)
     time: Optional[Tensor] = None  # float32 [B]
+    domains: Optional[Tensor] = None  # int64 [B]: which robot or benchmark, for models that tell them apart
 
     @property
     def num_items(self) -> int:

@@ -20,6 +20,7 @@ from engine.data.resources import Log
 from engine.data.sources import BadSamples
 from engine.errors import UserError
 from engine.policy import conventions, statistics
+from engine.policy.conventions import Conventions
 from engine.policy.describe import conventions_of
 from engine.policy.judge import Judged
 from engine.policy.statistics import Statistics
@@ -47,7 +48,13 @@ class Parts:
     statistics: dict[str, Statistics]
     tasks: Sequence[str]  # the instructions of all datasets
     log: Log
+    sources: Sequence[Conventions]  # what each source of the data says of itself
     tokenizer: Optional[Path] = None  # of a checkpoint that is resumed
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the policy will read and give."""
+        return self.sources[0]
 
 
 MakeProcessor = Callable[[Parts, str], Processor]  # the second: which of two streams of noise, "train" or "validation"
@@ -102,19 +109,18 @@ def build(
     """The demonstrations of a run, as `engine.data.loader.build_data` builds text. Raises UserError."""
     request = request_of(run.data.cameras, run.data.horizon, run.model.horizon)
     made: dict[str, Processor] = {}
-    used: dict[str, Statistics] = {}
+    parts: list[Parts] = []
 
     def processors(opened: Sequence[Demonstrations], measured: dict[str, Statistics]) -> Processor:
         measured = chosen(run, measured, tokenizer_dir)
-        used.update(measured)
         tasks = sorted({task for meta in _metas(opened) for task in meta.tasks.values()})
-        parts = Parts(run, request, measured, tasks, log, tokenizer_dir)
-        made.update({stream: make(parts, stream) for stream in ("train", "validation")})
+        described = [conventions_of(run.family, _metas([one]), request, run.data.conventions) for one in opened]
+        parts.append(Parts(run, request, measured, tasks, log, described, tokenizer_dir))
+        made.update({stream: make(parts[0], stream) for stream in ("train", "validation")})
         return made["train"]
 
     data = build_policy_data(run, dp_rank, dp_size, request, state, log, pin_memory, processors)
-    metas = _metas(data.demonstrations)
-    own = conventions_of(run.family, metas, request, run.data.conventions)
+    own, used = parts[0].conventions, parts[0].statistics
     judge = made["validation"]
     names = own.action.names
     validation = {name: Judged(held_out, judge, names) for name, held_out in data.validation.items()}

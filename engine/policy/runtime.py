@@ -37,7 +37,7 @@ class Serving(Protocol):
     """What a family brings (`Family.policy`): its model and its processor for a policy directory."""
 
     def __call__(
-        self, config: Any, tokenizer: Path, measured: dict[str, Statistics], horizon: int
+        self, config: Any, tokenizer: Path, measured: dict[str, Statistics], own: conventions.Conventions
     ) -> tuple[nn.Module, Processor]:
         """The model on the meta device, and a processor that draws noise by sample number."""
 
@@ -55,7 +55,7 @@ class Runtime:
         config, measured = read_architecture(folder, family), statistics.load(folder)
         tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else folder
         make: Serving = load_dotted(family.policy)
-        self._module, self._processor = make(config, tokenizer, measured, self.conventions.horizon)
+        self._module, self._processor = make(config, tokenizer, measured, self.conventions)
         self._device = device
         _fill(self._module, folder, family, config, device, dtype)
 
@@ -96,12 +96,18 @@ def _fill(
     module: nn.Module, folder: Path, family: Family, config: Any, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Weights onto the device, a tensor at a time."""
-    source = open_weights(folder, family, config)
+    source, weight_map = open_weights(folder, family, config), load_dotted(family.weights)(config)
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner._parameters.items()):
             if parameter is not None:
                 shape = tuple(parameter.shape)
                 values = source.read("param", f"{prefix}.{name}".lstrip("."), shape, (0,) * len(shape), shape)
                 owner._parameters[name] = nn.Parameter(values.to(device, dtype), requires_grad=False)
+        for name, buffer in list(owner._buffers.items()):
+            whole = f"{prefix}.{name}".lstrip(".")
+            if buffer is not None and buffer.is_meta and weight_map.is_buffer(whole):  # fp32 whatever the weights are
+                shape = tuple(buffer.shape)
+                values = source.read("param", whole, shape, (0,) * len(shape), shape)
+                owner._buffers[name] = values.to(device, torch.float32)
     fill_buffers(module, device)
     module.eval()

@@ -18,7 +18,7 @@ from engine.data.cache import cached
 from engine.data.tokenizer import all_cores
 from engine.errors import UserError
 
-VERSION = 1  # part of the cache's key
+VERSION = 2  # part of the cache's key
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Form:
     named: Mapping[str, str]  # bos_token, eos_token, pad_token, unk_token
     prompt: Callable[[str], str]  # from an instruction to a text to learn from
     begin: str | None = None  # the token that a text begins with
+    end: str | None = None  # and ends with
     more: Mapping[str, str] = field(default_factory=dict)  # of tokenizer_config.json
 
 
@@ -39,7 +40,7 @@ def stand_in(form: Form, tasks: Sequence[str], size: int, cache: Path, log: Call
     if size < smallest:
         raise UserError(f"model.vocab_size={size}: the stand-in tokenizer needs {smallest}; raise it")
     texts = [form.prompt(task) for task in sorted(set(tasks))]
-    key = json.dumps([texts, size, form.special, dict(form.named), form.begin, dict(form.more)])
+    key = json.dumps([texts, size, form.special, dict(form.named), form.begin, form.end, dict(form.more)])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     folder = cache / f"prompts-{digest}-{VERSION}-{tokenizers.__version__}"
     cached(folder, lambda temporary: _train(form, texts, size, temporary))
@@ -60,9 +61,10 @@ def _train(form: Form, texts: Sequence[str], size: int, folder: Path) -> None:
     )
     with all_cores(False):
         core.train_from_iterator(texts, trainer)
-    if form.begin:
-        begin = (form.begin, form.special.index(form.begin))
-        core.post_processor = processors.TemplateProcessing(f"{form.begin} $A", special_tokens=[begin])
+    if marks := [mark for mark in (form.begin, form.end) if mark]:
+        template = " ".join(mark for mark in (form.begin, "$A", form.end) if mark)
+        places = [(mark, form.special.index(mark)) for mark in marks]
+        core.post_processor = processors.TemplateProcessing(template, special_tokens=places)
     core.save(str(folder / "tokenizer.json"))
     config = {**form.named, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | dict(form.more), indent=2) + "\n")

@@ -10,7 +10,8 @@ from typing import Any, Optional
 import numpy as np
 
 from engine.errors import UserError
-from eval.conversions import axis_angle_of_quaternion, flip_image
+from engine.policy.convert import axis_angle_of_quaternion
+from eval.conversions import flip_image
 from eval.simulator import Observation
 
 REST = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float64)  # while objects settle, the gripper open

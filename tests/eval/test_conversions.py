@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engine.errors import UserError
+from engine.policy import convert as c
 from engine.policy.conventions import Camera, Gripper
-from eval import conversions as c
+from eval import conversions
 
 Rotation = pytest.importorskip("scipy.spatial.transform").Rotation
 
@@ -85,10 +86,10 @@ def test_grippers(value: float, have: Gripper, want: Gripper, expected: float) -
 def test_frames() -> None:
     """A quarter turn about z takes x to y; a frame at x = 1 sees the world's origin at -x, turned back."""
     quarter = Rotation.from_euler("z", 90, degrees=True).as_matrix()
-    assert np.allclose(c.turn(np.array([1, 0, 0, 0, 2, 0.0]), quarter), [0, 1, 0, -2, 0, 0])
+    assert np.allclose(conversions.turn(np.array([1, 0, 0, 0, 2, 0.0]), quarter), [0, 1, 0, -2, 0, 0])
     frame = np.eye(4)
     frame[:3, :3], frame[:3, 3] = quarter, [1, 0, 0]
-    assert np.allclose(c.pose_in(frame, np.eye(4))[:3, 3], [0, 1, 0])
+    assert np.allclose(conversions.pose_in(frame, np.eye(4))[:3, 3], [0, 1, 0])
 
 
 def test_every_flip_from_every_other() -> None:
@@ -100,10 +101,10 @@ def test_every_flip_from_every_other() -> None:
         "rotate180": np.rot90(upright, 2),
     }
     for (have, image), (want, expected) in itertools.product(been.items(), been.items()):
-        assert np.array_equal(c.flip_image(image, have, want), expected)
+        assert np.array_equal(conversions.flip_image(image, have, want), expected)
 
 
 def test_channels_and_layout() -> None:
     image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    taken = c.convert_image(image, Camera("a", 2, 3), Camera("a", 2, 3, layout="CHW", channels="BGR"))
+    taken = conversions.convert_image(image, Camera("a", 2, 3), Camera("a", 2, 3, layout="CHW", channels="BGR"))
     assert taken.shape == (3, 2, 3) and np.array_equal(taken[0], image[..., 2])

@@ -102,7 +102,7 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
             layer.forward = torch.compile(layer.forward)  # its hooks, which gather the parameters, stay outside
 
     strategy = _strategy(run, hardware, model, device, (rank, ranks), bf16, mode)
-    for shard in strategy.shards:
+    for shard in (*strategy.shards, *buffers):
         # What stands still is held all the same, unless it is the base that adapters are trained on.
         shard.trained |= shard.name in weight_map.unlearned or (mode == "train" and not adapters)
     optimizer: AdamW | MainWeights | None = None

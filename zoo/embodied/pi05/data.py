@@ -9,6 +9,7 @@ import torch
 
 from engine.data.lerobot import ACTION, STATE
 from engine.data.resources import cache_dir
+from engine.policy.conventions import Conventions
 from engine.policy.data import Parts, PolicyModule
 from engine.policy.data import build as build_module
 from engine.policy.statistics import Statistics
@@ -38,7 +39,9 @@ def make(parts: Parts, stream: str) -> Processor:
     return Processor(config, prompts, state, action, draw)
 
 
-def serve(config: Pi05Config, tokenizer: Path, measured: dict[str, Statistics], horizon: int) -> tuple[Any, Processor]:
+def serve(
+    config: Pi05Config, tokenizer: Path, measured: dict[str, Statistics], own: Conventions
+) -> tuple[Any, Processor]:
     """See `engine.policy.runtime.Serving`."""
     prompts = Prompts(tokenizer, config.tokenizer_max_length, config.vocab_size)
     with torch.device("meta"):
