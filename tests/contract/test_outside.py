@@ -36,6 +36,7 @@ def site(tmp_path, monkeypatch):
     folder = install(tmp_path / "site")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("EXAMPLE_DEVICES", "2")
+    sys.modules.pop("zooforge_example", None)
     yield folder
     sys.modules.pop("zooforge_example", None)
 

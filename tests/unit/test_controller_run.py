@@ -379,10 +379,7 @@ def test_zoo_lists_families_and_helps(capsys, monkeypatch):
         said = capsys.readouterr()
         assert (left.value.code, said.err) == (0, "") and [e for e in expected if e not in said.out] == []
     for words, said in (
-        (
-            ["qwn3"],
-            "eval-merge, serve) nor a model family; did you mean qwen3",
-        ),
+        (["qwn3"], "eval-merge, demos, demos-replay, serve) nor a model family; did you mean qwen3"),
         (["docter"], "did you mean doctor? (`zoo list` shows the families)"),
         (["list", "x"], "error: zoo list: 'x' is not known"),
         (["list", "--all"], "--help shows what there is"),

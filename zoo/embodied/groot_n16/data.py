@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.policy.conventions import Conventions
 from engine.policy.data import PolicyModule
 from engine.policy.data import build as build_module
 from engine.policy.groot.data import make, prompts, serving
@@ -32,9 +33,9 @@ def build(run: Run, dp_rank: int, dp_size: int, **given: Any) -> PolicyModule:
 
 
 def serve(
-    config: GrootN16Config, tokenizer: Path, measured: dict[str, Statistics], horizon: int
+    config: GrootN16Config, tokenizer: Path, measured: dict[str, Statistics], own: Conventions
 ) -> tuple[nn.Module, Processor]:
     """See `engine.policy.runtime.Serving`."""
     with torch.device("meta"):
         module = GrootN16(config)
-    return module, serving(config, prompts(config, tokenizer, EAGLE_CHAT), measured, horizon)
+    return module, serving(config, prompts(config, tokenizer, EAGLE_CHAT), measured, own.horizon)

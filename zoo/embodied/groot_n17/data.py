@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.policy.conventions import Conventions
 from engine.policy.data import PolicyModule
 from engine.policy.data import build as build_module
 from engine.policy.groot.data import make, prompts, serving
@@ -25,9 +26,9 @@ def build(run: Run, dp_rank: int, dp_size: int, **given: Any) -> PolicyModule:
 
 
 def serve(
-    config: GrootN17Config, tokenizer: Path, measured: dict[str, Statistics], horizon: int
+    config: GrootN17Config, tokenizer: Path, measured: dict[str, Statistics], own: Conventions
 ) -> tuple[nn.Module, Processor]:
     """See `engine.policy.runtime.Serving`."""
     with torch.device("meta"):
         module = GrootN17(config)
-    return module, serving(config, prompts(config, tokenizer, QWEN_CHAT), measured, horizon)
+    return module, serving(config, prompts(config, tokenizer, QWEN_CHAT), measured, own.horizon)
