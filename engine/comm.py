@@ -26,11 +26,15 @@ class Comm:
 
     def any(self, flag: bool) -> bool:
         """True on every rank if it is on one."""
+        return bool(self.most(int(flag)))
+
+    def most(self, number: int) -> int:
+        """The largest of the ranks' numbers, on every rank."""
         if self.world == 1:
-            return flag
-        value = torch.tensor([int(flag)], device=self._device)
+            return number
+        value = torch.tensor([number], device=self._device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
-        return bool(value.item())
+        return int(value.item())
 
     def all_gather(self, message: Any) -> list[Any]:
         """Every rank's JSON-able message, by rank."""

@@ -22,7 +22,7 @@ from engine.errors import UserError
 from engine.family import Family
 from engine.freeze import literal, to_run, typed_run
 from engine.schema import JOBS, Run
-from engine.suggest import Keys, did_you_mean, expected_type
+from engine.suggest import Keys, did_you_mean, expected_type, whole_number
 from hardware import registry
 
 # A plugin that happens to be installed must not change a run: the namespace is closed before Hydra looks into it.
@@ -206,7 +206,7 @@ def _set(config: DictConfig, keys: Keys, key: str, text: str, groups: dict[str, 
     try:
         OmegaConf.update(config, key, value, merge=False, force_add=keys.is_open(key))
     except (OmegaConfBaseException, ValueError):
-        raise UserError(f"{key}={text}: must be {expected_type(node)}") from None
+        raise UserError(f"{key}={text}: must be {expected_type(node)}{whole_number(node, text)}") from None
 
 
 def _job_problem(key: str, job: str) -> str | None:

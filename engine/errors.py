@@ -17,6 +17,10 @@ class OtherRank(UserError):
     """Another rank made the mistake and says so; this one only cannot go on without it."""
 
 
+class Closed(Exception):
+    """Whoever asked for this has gone, and nobody waits for the answer."""
+
+
 class Interrupted(Exception):
     """The job saved and stopped because a signal asked it to; exit 75, and `checkpoint.resume` goes on."""
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from engine.backends.base import Backend, Slice, StepResult, trained_kinds, unit_of
 from engine.checkpoint.hf import export_run
 from engine.checkpoint.manager import CheckpointManager
+from engine.checkpoint.paths import step_folder
 from engine.context import Context
 from engine.data.loader import DataModule
 from engine.errors import Interrupted, UserError
@@ -29,6 +30,9 @@ from engine.metrics.progress import Progress
 from engine.metrics.writer import MetricsWriter
 from engine.schedule import learning_rate
 from engine.validation import unusable, validate
+
+LOOK_S = 0.25  # while there are no batches: how often a rank looks whether it is to stop
+GO, WAIT, STOP = range(3)  # what a rank is for before a step; the largest of them is what all do
 
 
 class Loop:
@@ -53,6 +57,9 @@ class Loop:
         self.notes: list[str] = []  # for the user, once the step is shown
         self.looks = Looks(context, backend, start.step, self.notes.append)
         self._stop_signal: int | None = None
+        resumed = manager.saved is not None and manager.saved == step_folder(context.run_dir, start.step)
+        self._last_save: int | None = start.step if resumed else None
+        self._begin, self._data_wait_s = 0.0, 0.0  # of the step at hand, on this rank
 
     def run(self) -> None:
         """Train to `schedule.steps`, save, export; raises Interrupted when a signal ended it early."""
@@ -64,6 +71,7 @@ class Loop:
         try:
             with progress:
                 while self.step < steps:
+                    self._wait_for_data()
                     row = self._one_step()
                     progress.step(row)
                     for note in self.notes:
@@ -74,10 +82,8 @@ class Loop:
                     self.spikes.check(f"step {self.step} (samples {row.get('samples')})")
                     if self.step % job.eval_interval == 0 or self.step == steps:
                         self._validate(progress)
-                    if self.context.comm.any(self._stop_signal is not None or self.manager.failed):
-                        self._save()  # raises what a save in the background failed of
-                        self.manager.wait()
-                        raise Interrupted(f"stopped after step {self.step}, which is saved in {self.saved}")
+                    if self.step == steps and self.context.comm.any(self._stopping):
+                        self._stop()
                     if self.step == steps or (settings.save_interval and self.step % settings.save_interval == 0):
                         self._save()
                 self.manager.wait()
@@ -96,13 +102,39 @@ class Loop:
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._stop_signal = number
 
+    @property
+    def _stopping(self) -> bool:
+        return self._stop_signal is not None or self.manager.failed
+
+    def _wait_for_data(self) -> None:
+        """Return when every rank has its batches of the next step; Interrupted when one is to stop before that.
+
+        The ranks meet here at each step, so that none begins a step that another will not take, and while any of them
+        has nothing to begin with they meet again and again: a data set of bad samples may never give a row.
+        """
+        step, ready = self.step + 1, False
+        self._begin = time.perf_counter()
+        self.context.page.beat(f"step {step}, waiting for data")
+        while True:
+            if not ready and (ready := self.data.train.ready(0.0 if self._stopping else LOOK_S)):
+                self._data_wait_s = time.perf_counter() - self._begin
+                self.context.page.beat(f"step {step}, forward and backward")
+            found = self.context.comm.most(STOP if self._stopping else GO if ready else WAIT)
+            if found == STOP:
+                self._stop()
+            if found == GO:
+                return
+
+    def _stop(self) -> NoReturn:
+        """Save what is not saved yet, and end. Every rank takes part."""
+        if self._last_save != self.step:
+            self._save()  # raises what a save in the background failed of
+        self.manager.wait()
+        raise Interrupted(f"stopped after step {self.step}, which is saved in {self.saved}")
+
     def _one_step(self) -> dict[str, Any]:
         """One optimizer step; its row of metrics."""
-        begin, step = time.perf_counter(), self.step + 1
-        self.context.page.beat(f"step {step}, waiting for data")
-        batches = self.data.train.next_step()
-        ready = time.perf_counter()
-        self.context.page.beat(f"step {step}, forward and backward")
+        step, batches = self.step + 1, self.data.train.next_step()
         lr = learning_rate(self.step, self.run_config.optim.lr, self.run_config.schedule)
         torch.manual_seed(self.run_config.seed + self.step)
         with self.looks.step(step):
@@ -116,8 +148,8 @@ class Loop:
             "grad_norm": result.grad_norm,
             "lr": lr,
             **self._items(result.num_tokens),
-            "data_wait_s": ready - begin,
-            "step_s": time.perf_counter() - begin,
+            "data_wait_s": self._data_wait_s,
+            "step_s": time.perf_counter() - self._begin,
             **result.metrics,
             **self.data.rows(self.step),
             **self._troubles(),
@@ -200,6 +232,7 @@ class Loop:
             "data": self.data.train.state(self.step),
             "spikes": self.spikes.state(),
         }
+        self._last_save = self.step
         self.manager.save(self.step, self._marked(self.backend.state(trained_kinds(self.backend))), state)
 
     def _marked(self, slices: Iterator[Slice]) -> Iterator[Slice]:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -154,12 +155,25 @@ def hold(path: Path, suffix: str = "", instead: str = ", or choose another run_i
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        said = os.read(descriptor, 512).decode(errors="replace").split()
         os.close(descriptor)
-        raise UserError(f"{path}: in use by a running job (process {holder}); wait until it ends{instead}") from None
+        raise UserError(f"{path}: in use by a running job ({_holder(said, path / f'.lock{suffix}')}{instead}") from None
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     return descriptor
+
+
+def _holder(said: list[str], lock: Path) -> str:
+    """Who holds a lock, as it wrote there, and how that ends."""
+    here = socket.gethostname()
+    pid, host = said[0] if said else "", said[1] if len(said) > 1 else here
+    if not pid.isdigit():
+        return f"of a process that `fuser {lock}` names); wait until it ends"
+    if host != here:
+        return f"process {pid} on {host}); wait until it ends, stop it there with `kill {pid}`"
+    if not Path("/proc", pid).exists():
+        return f"process {pid} has ended, but not all that it started: `fuser {lock}` names them); end those"
+    return f"process {pid}); wait until it ends, stop it with `kill {pid}`"
 
 
 def _point(link: Path, target: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any
 
 from omegaconf import (
@@ -28,6 +29,8 @@ TYPES: dict[type, str] = {
     AnyNode: "a value",
 }
 
+MOST_DIGITS = 18  # of a number that is spelled out: more is no setting
+
 # What other tools call the same things.
 SYNONYMS = {
     "learning_rate": "lr",
@@ -50,6 +53,27 @@ def expected_type(node: Node) -> str:
     """What a node takes, in words."""
     word = next((text for kind, text in TYPES.items() if isinstance(node, kind)), "another type")
     return f"{word} or null" if node._is_optional() else word
+
+
+def whole_number(node: Node, text: str) -> str:
+    """`; write 1000`, for a text like 1e3 or 1000.0 where a whole number, or a list of them, is wanted; or nothing."""
+    try:
+        if isinstance(node, IntegerNode):
+            return f"; write {_whole(text)}"
+        element = node._metadata.element_type if isinstance(node, ListConfig) else None
+        if element is int and text[:1] + text[-1:] == "[]":
+            return f"; write [{','.join(map(_whole, text[1:-1].split(',')))}]"
+    except (ValueError, ArithmeticError):
+        pass
+    return ""
+
+
+def _whole(text: str) -> str:
+    """The digits of a number without a fraction. ValueError or ArithmeticError for anything else."""
+    number = Decimal(text.strip())
+    if number != number.to_integral_value() or number.adjusted() > MOST_DIGITS:
+        raise ValueError(text)
+    return str(int(number))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:

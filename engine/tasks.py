@@ -17,6 +17,12 @@ def task_problems(run: Run) -> Iterator[str]:
     if task.name == "sft" and not chats:
         what = "a mixture without kind=chat" if data.name == "mixture" else f"data={data.name}"
         yield f"task=sft learns from conversations, and this is {what}; leave data out, or set data=chat"
+    if chats and task.name in ("pretrain", "midtrain"):
+        what = "data.mixture has a source of kind=chat" if data.name == "mixture" else f"this is data={data.name}"
+        yield (
+            f"task={task.name} learns all tokens of plain text, and {what}; task=sft learns from conversations, also "
+            "mixed with text"
+        )
     if chats and (run.job.name == "prepare" or data.packing == "offline"):
         rest = "conversations are rendered while training; leave job=prepare and data.packing=offline out"
         yield f"data={data.name}: {rest}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -17,12 +18,20 @@ class Ahead(Generic[Item]):
         """Begins with `step`; `name` is the thread's."""
         self._make, self._stop = make, threading.Event()
         self._queue: queue.Queue[Item | BaseException] = queue.Queue(max(1, depth))
+        self._taken: Item | BaseException | None = None
         self._thread = threading.Thread(target=self._produce, args=(step,), name=name, daemon=True)
         self._thread.start()
 
+    def ready(self, seconds: float) -> bool:
+        """Whether `next` would answer at once, now or within that time."""
+        if self._taken is None:
+            with suppress(queue.Empty):
+                self._taken = self._queue.get(timeout=seconds)
+        return self._taken is not None
+
     def next(self) -> Item:
         """What the next step is made of. What goes wrong in the thread is raised here."""
-        item = self._queue.get()
+        item, self._taken = self._queue.get() if self._taken is None else self._taken, None
         if isinstance(item, BaseException):
             self._queue.put(item)  # for whoever asks again
             raise item

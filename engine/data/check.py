@@ -82,7 +82,7 @@ def _check_source(data: Data) -> None:
             raise UserError(f"data.path: '{file.path}' cannot be read ({error.strerror})") from None
         budget -= file.size
     if not has_text and budget >= 0:
-        raise UserError(f"data.path={data.path}: there is no text in it; name files that hold text")
+        raise UserError(f"data.path={data.path}: there is no text in it; name files that hold text{bad.account()}")
 
 
 def _check_jsonl(file: SourceFile, field: str, bad: BadSamples, budget: int) -> bool:

@@ -92,6 +92,6 @@ class OnlineDocuments:
 
     def _checked(self, document: int, tokens: np.ndarray | BadSample) -> list[np.ndarray]:
         if isinstance(tokens, BadSample):
-            self.bad.add(self.corpus.where(document), str(tokens))
+            self.bad.add(self.corpus.where(document), tokens)
             return [np.empty(0, dtype=self.tokenizer.dtype)]
         return [tokens]

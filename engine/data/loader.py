@@ -97,7 +97,7 @@ def build_data(
     ]
     identity = settings_identity(run) | {"corpus": _identity(opened), "tokenizer": tokenizer.fingerprint}
     identity |= chats.identity if chats else {}
-    streams = [_stream(run, one, log) for one in opened]
+    streams = [_stream(run, one, bad, log) for one in opened]
     held_out = _held_out(run, opened, tokenizer, bad, encoder, log, (dp_rank, dp_size))
     train = TrainData(streams, data, identity, dp_rank, dp_size, state, pin_memory)
     shown = _previews(opened, chats) if chats and dp_rank == 0 else []
@@ -134,14 +134,14 @@ def _identity(opened: list[Opened]) -> str:
     return mixture_identity([(one.source.name, one.corpus.identity) for one in opened])
 
 
-def _stream(run: Run, one: Opened, log: Log) -> Stream:
+def _stream(run: Run, one: Opened, bad: BadSamples, log: Log) -> Stream:
     """The rows of a source's training documents."""
     data, ids = run.data, one.corpus.side(held_out=False)
     called = f"{one.source.name}: " if one.source.name else ""
     if not len(ids):
         raise UserError(
             f"{one.source.key}.path={one.source.data.path}: no document is left for training; name more text or lower "
-            "data.held_out"
+            f"data.held_out{bad.account()}"
         )
     held_out, size = len(one.corpus) - len(ids), one.corpus.num_bytes / 1e6
     log(f"data: {called}{counted(len(ids), 'document')} for training, {held_out} held out, {size:.1f} MB in all")
@@ -153,7 +153,7 @@ def _stream(run: Run, one: Opened, log: Log) -> Stream:
 
     def packer_at(cursor: Cursor, window: int) -> Packer:
         rows = max(1, data.shuffle_rows)
-        return Packer(one.documents, order, data.seq_len, rows, cursor, window, once_through)
+        return Packer(one.documents, order, data.seq_len, rows, cursor, window, once_through, bad.account)
 
     total = sum(source.weight for source in sources(data))
     share = one.source.weight / total
@@ -186,7 +186,10 @@ def _held_out(
         if rows.has_text():
             found[one.source.name] = rows
         elif one in others:
-            raise UserError(f"{one.source.key}.path={one.source.data.path}: holds no text; name files that hold some")
+            where = f"{one.source.key}.path={one.source.data.path}"
+            raise UserError(f"{where}: holds no text; name files that hold some{bad.account()}")
+        elif len(documents):
+            log(f"data: no held-out document of {one.source.name or 'the data'} is of use{bad.account()}")
     for one in others:
         log(f"data: {one.source.name}: {counted(len(one.corpus), 'document')} for validation")
     return found

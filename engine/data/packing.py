@@ -8,6 +8,7 @@ resuming needs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 from engine.data import IGNORE
 from engine.data.documents import Documents
 from engine.data.order import SHUFFLE, Order, generator
-from engine.errors import UserError
+from engine.errors import Closed, UserError
 
 
 @dataclass(frozen=True)
@@ -122,35 +123,47 @@ class Packer:
         cursor: Cursor = START,
         window: int = 0,
         on_epoch: Callable[[int], None] | None = None,
+        account: Callable[[], str] = str,
     ):
-        """`on_epoch` is told the tokens of the first epoch once it is over, if it was packed from its start."""
+        """`on_epoch` is told the tokens of the first epoch once it is over, if it was packed from its start.
+
+        `account` says what was skipped, where nothing is left.
+        """
         self.documents, self.order = documents, order
         self.seq_len, self.window_rows = seq_len, window_rows
         self.cursor, self.window = cursor, window  # of the next window
         self._document: np.ndarray | None = None
         self._on_epoch, self._seen = on_epoch if cursor == START else None, 0
         self._stream = documents.stream(self._order())
+        self._closed, self._account = threading.Event(), account
 
     def next_window(self) -> Window:
-        """The next window; moves the cursor. Raises UserError if no document has any text."""
+        """The next window; moves the cursor. Raises UserError if no document has any text, Closed after `stop`."""
         builder = RowBuilder(self.window_rows, self.seq_len)
         without_text = 0
         while builder.room:
+            if self._closed.is_set():  # documents without text fill no row, so that a window may take for ever
+                raise Closed
             if self._document is None:
                 self._document = next(self._stream)
             taken = builder.add(self._document, self.cursor.offset)
             without_text = 0 if taken else without_text + 1
             if without_text > len(self.order):
                 raise UserError(
-                    "data.path: the training documents that are left hold no text to learn from; name some that do"
+                    f"data.path: the {len(self.order)} training documents hold no text to learn from; name some that "
+                    f"do{self._account()}"
                 )
             self._advance(taken)
         order = generator(self.order.seed, SHUFFLE, self.window).permutation(self.window_rows)
         self.window += 1
         return Window(builder.build(), order)
 
+    def stop(self) -> None:
+        """End `next_window`, from any thread."""
+        self._closed.set()
+
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead. By the thread that packs, or after it."""
         self._stream.close()
 
     def _advance(self, taken: int) -> None:

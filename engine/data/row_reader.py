@@ -38,20 +38,16 @@ class RowReader:
 
     def row(self, number: int) -> Row:
         """Tokens, labels and starts of a row."""
-        with self._lock:
-            index = number // self.size
-            while index not in self._windows:
-                self._take_next()
-            window = self._windows[index]
+        while (window := self._windows.get(number // self.size)) is None:
+            self._take_next()
         row = window.order[number % self.size]
         return window.rows.tokens[row], window.rows.labels[row], window.rows.starts[row]
 
     def cursor(self, window: int) -> Cursor:
         """Where a window begins. Another rank may be further than this one, whose rows then wait for their use."""
-        with self._lock:
-            while window not in self.cursors:
-                self._take_next()
-            return self.cursors[window]
+        while window not in self.cursors:
+            self._take_next()
+        return self.cursors[window]
 
     def forget_before(self, number: int) -> None:
         """Rows before this one are not asked for again."""
@@ -59,14 +55,18 @@ class RowReader:
             self._windows = {index: window for index, window in self._windows.items() if index >= number // self.size}
 
     def close(self) -> None:
-        """Stop packing."""
+        """Stop packing; who waits for a row gets Closed."""
+        self.packer.stop()
         self._pool.submit(self.packer.close)  # on the packing thread: it may be in the middle of a window
         self._pool.shutdown(wait=False)
 
     def _take_next(self) -> None:
         number, future = self._next
-        self._windows[number] = future.result()
-        self._next = (number + 1, self._pool.submit(self._pack))
+        window = future.result()  # not under the lock: a checkpoint must not wait for rows that may never come
+        with self._lock:
+            if self._next[0] == number:
+                self._windows[number] = window
+                self._next = (number + 1, self._pool.submit(self._pack))
 
     def _pack(self) -> Window:
         window = self.packer.next_window()

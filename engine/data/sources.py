@@ -18,7 +18,7 @@ from typing import Any
 from engine.data.braces import named_paths
 from engine.errors import UserError
 from engine.schema import Data
-from engine.words import kind_of
+from engine.words import counted, kind_of
 
 SOURCES = ("stdlib", "text", "jsonl", "chat", "parquet", "datasets", "webdataset", "energon", "lerobot")
 CHAT, LEROBOT = "chat", "lerobot"
@@ -63,24 +63,52 @@ class BadSample(Exception):
     """A sample that cannot be used, and why."""
 
 
+class TooLong(BadSample):
+    """A sample of more tokens than a row has, which must not be cut."""
+
+    def __init__(self, tokens: int, seq_len: int):
+        super().__init__(f"is longer than a row: it has {tokens} tokens, more than data.seq_len={seq_len}")
+        self.tokens = tokens
+
+
 class BadSamples:
     """Counts the samples that cannot be used, each once, up to `data.max_bad_samples`."""
 
     def __init__(self, limit: int, log: Callable[[str], None] | None = None):
         self.limit, self.log = limit, log
         self.seen: dict[str, str] = {}  # where -> why
+        self.too_long: dict[str, int] = {}  # of those: where -> tokens
 
-    def add(self, where: str, why: str) -> None:
+    def add(self, where: str, why: str | BadSample) -> None:
         """Skip a sample with a warning. Raises UserError for the first one beyond the limit."""
         if where in self.seen:
             return
-        self.seen[where] = why
+        self.seen[where] = str(why)
+        mend = "mend it"
+        if isinstance(why, TooLong):
+            self.too_long[where] = why.tokens
+            mend = f"raise data.seq_len to {why.tokens}, shorten it"
         if len(self.seen) > self.limit:
             skipped = f" after {self.limit} that were skipped" if self.limit else ""
             more = f"data.max_bad_samples={max(1, 2 * self.limit)}, say"
-            raise UserError(f"{where}: {why}{skipped}; mend it, or skip more of them with {more}")
+            raise UserError(f"{where}: {why}{skipped}; {mend}, or skip more of them with {more}")
         if self.log:
             self.log(f"warning: {where}: {why}; skipped (bad sample {len(self.seen)} of at most {self.limit})")
+
+    def account(self) -> str:
+        """What was skipped so far and what would help, to end a message that says that nothing is left; else empty."""
+        if not self.seen:
+            return ""
+        parts = []
+        if lengths := self.too_long.values():
+            most = max(lengths)
+            span = f"{most}" if min(lengths) == most else f"{min(lengths)} to {most}"
+            parts.append(f"{len(lengths)} longer than a row ({span} tokens; data.seq_len={most} would hold them)")
+        others = ((where, why) for where, why in self.seen.items() if where not in self.too_long)
+        if number := len(self.seen) - len(self.too_long):
+            where, why = next(others)
+            parts.append(f"{number} that {'is' if number == 1 else 'are'} no use (the first, {where}: {why})")
+        return f"; {counted(len(self.seen), 'bad sample')} skipped: {' and '.join(parts)}"
 
 
 def parse_line(line: bytes, field: str) -> str:

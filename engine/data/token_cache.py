@@ -83,7 +83,7 @@ def _write(folder: Path, corpus: Numbered, tokenizer: Tokenizer, bad: BadSamples
                 shown = time.monotonic()
                 progress(done, len(corpus), "documents")
     if not end:
-        raise UserError(f"data.path: the {len(corpus)} documents hold no text; name files that do")
+        raise UserError(f"data.path: the {len(corpus)} documents hold no text; name files that do{bad.account()}")
     meta = {
         "version": VERSION,
         "dtype": np.dtype(tokenizer.dtype).name,

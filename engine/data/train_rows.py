@@ -55,6 +55,10 @@ class TrainData:
         self._reader = MixedReader(streams, self._turns, places)
         self._ahead = Ahead(self._batches, step, data.prefetch, "batches")
 
+    def ready(self, seconds: float) -> bool:
+        """Whether `next_step` would answer at once, now or within that time."""
+        return self._ahead.ready(seconds)
+
     def next_step(self) -> list[Batch]:
         """This rank's micro-batches of the next step. What goes wrong in the threads is raised here."""
         return self._ahead.next()
@@ -75,8 +79,8 @@ class TrainData:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._ahead.close()
         self._reader.close()
+        self._ahead.close()
 
     def _batches(self, step: int) -> list[Batch]:
         row, size, batches = step * self._data.global_batch_size, self._data.micro_batch_size, []

@@ -126,8 +126,32 @@ def test_a_sample_longer_than_a_row_is_counted(tmp_path: Path) -> None:
     assert tokens.shape == (4, 16)
     run.data.max_bad_samples = 0
     data = open_data(run)
-    with pytest.raises(UserError, match=r":2: is longer than a row: it has 42 tokens, more than data.seq_len=16"):
+    with pytest.raises(
+        UserError, match=r":2: is longer than a row: it has 42 tokens, more than data.seq_len=16;"
+    ) as caught:
         steps(data, 2)
+    assert str(caught.value).endswith(
+        "raise data.seq_len to 42, shorten it, or skip more of them with data.max_bad_samples=1, say"
+    )
+
+
+def test_where_nothing_is_left_the_message_says_what_was_dropped_and_what_helps(tmp_path: Path) -> None:
+    """Of the test above a conversation with an answer of 40 letters has 42 tokens; so one with 50 has 52."""
+    path = write_lines(tmp_path / "a.jsonl", [record("q", "a" * n) for n in (40, 50)])
+    path.write_text(path.read_text() + "{broken\n")
+    data = open_data(chat_run(tmp_path, path, SHORT, seq_len=16, max_bad_samples=9))
+    with pytest.raises(UserError, match="the 3 training documents hold no text to learn from") as caught:
+        steps(data, 1)
+    data.close()
+    assert "; 3 bad samples skipped: 2 longer than a row (42 to 52 tokens; data.seq_len=52 would hold them) and 1" in (
+        said := str(caught.value)
+    )
+    assert f"1 that is no use (the first, {path}:3: is not JSON" in said and "\n" not in said
+    both = chat_run(tmp_path, write_lines(tmp_path / "b.jsonl", [record("q", "a")]), SHORT, seq_len=16)
+    both.data.max_bad_samples = 9
+    both.data.validation = [{"name": "v", "kind": "chat", "path": str(path)}]
+    with pytest.raises(UserError, match=r"^data\.validation\[0\]\.path=.*: holds no text.*data\.seq_len=52 would hold"):
+        open_data(both)
 
 
 def backend_with_weights() -> NativeBackend:

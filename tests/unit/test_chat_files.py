@@ -231,6 +231,12 @@ def test_a_mixture_may_hold_conversations(tmp_path: Path) -> None:
     absent = "{name: b, kind: chat, path: /absent}"
     message = refused(tmp_path, "data=mixture", f"data.mixture=[{entries}, {absent}]")
     assert message.startswith("data.mixture[1].path: '/absent' does not exist")
+    for task in ("pretrain", "midtrain"):
+        with pytest.raises(UserError, match=rf"^task={task} learns all tokens.*kind=chat; task=sft learns") as caught:
+            prepare("qwen3", [*words[:-1], f"task={task}", f"data.mixture=[{entries}, {{name: s, kind: stdlib}}]"])
+    assert "midtrain goes on from trained weights" in str(caught.value), "all mistakes at once"
+    with pytest.raises(UserError, match=r"^task=pretrain .*, and this is data=chat; task=sft"):
+        prepare("qwen3", ["hardware=cpu", "data=chat", f"data.path={good}"])
     plain = "data.mixture=[{name: s, kind: stdlib}]"
     assert "this is a mixture without kind=chat" in refused(tmp_path, "data=mixture", plain)
     offline = ("data.packing=offline", f"data.mixture=[{entries}]")

@@ -75,7 +75,18 @@ def test_one_folder_one_run(tmp_path):
     folder = open_folder(run, "x")
     with pytest.raises(UserError) as error:
         open_folder(run, "x", resuming=True)
-    assert f"process {os.getpid()}" in str(error.value) and "in use" in str(error.value)
+    here = f"(process {os.getpid()}); wait until it ends, stop it with `kill {os.getpid()}`, or choose another run_id"
+    assert str(error.value) == f"{folder.path}: in use by a running job {here}"
+    lock = folder.path / ".lock"
+    for text, words in (
+        ("7 elsewhere\n", "process 7 on elsewhere); wait until it ends, stop it there with `kill 7`"),
+        (f"{2**22 + 1} {socket.gethostname()}\n", f"has ended, but not all that it started: `fuser {lock}` names them"),
+        ("", f"of a process that `fuser {lock}` names); wait until it ends"),
+    ):
+        lock.write_text(text)
+        with pytest.raises(UserError) as error:
+            open_folder(run, "x", resuming=True)
+        assert words in str(error.value) and str(error.value).endswith(", or choose another run_id")
     release(folder)
     with pytest.raises(UserError, match=r"exists; add checkpoint.resume=auto"):
         open_folder(run, "x")

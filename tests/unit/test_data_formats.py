@@ -228,6 +228,7 @@ BAD_SHARDS = {
     ),
     "a part twice": (lambda p: write_tar(p, [("a.txt", b"1"), ("a.txt", b"2")]), "names 'a.txt' twice"),
     "no tar": (lambda p: p.write_bytes(b"hello" * 300), "is not a tar file"),
+    "less than a header": (lambda p: cut(write_tar(p, shard(0, ["a"])), 100), "or is cut off .*mend it, or skip more"),
     "packed": (lambda p: p.write_bytes(b"\x1f\x8b" + bytes(600)), r"is compressed \(gzip\)"),
     "another part": (lambda p: write_tar(p, [("a.jpg", b"1")]), r"have no part 'txt' \(their parts: jpg\)"),
 }
@@ -268,6 +269,57 @@ def test_a_bad_table_is_one_line(make, words, tmp_path):
     with pytest.raises(UserError, match=words) as caught:
         check_paths(settings("parquet", tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def half(path: Path) -> Path:
+    return cut(path, path.stat().st_size // 2)
+
+
+def half_a_folder(path: Path) -> None:
+    full_folder(path)
+    half(next(path.glob("*.arrow")))
+    (path / "dataset_info.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("kind", "damaged", "full"),
+    [
+        ("parquet", lambda p: half(write_parquet(p, ["x", "y"])), lambda p: write_parquet(p, ["a", "b"])),
+        ("datasets", half_a_folder, lambda p: full_folder(p)),
+        ("webdataset", lambda p: cut(write_tar(p, [("x.text", b"x")]), 300), None),
+        ("webdataset", lambda p: cut(write_tar(p, [("x.text", b"x" * 700)]), 900), None),
+    ],
+)
+def test_a_damaged_file_is_a_bad_sample_in_every_format(kind, damaged, full, tmp_path):
+    a, b = (tmp_path / name for name in ("a.tar", "b.tar"))
+    damaged(a)
+    (full or (lambda p: write_tar(p, [("a.text", b"a"), ("b.text", b"b")])))(b)
+    both = settings(kind, f"{a},{b}")
+    with pytest.raises(UserError, match=f"^{a}: is .*; mend it, or skip more of them with data.max_bad_samples=1, say"):
+        check_paths(both)
+    both.max_bad_samples = 1
+    check_paths(both)
+    assert texts(both, tmp_path) == ["a", "b"]
+    alone = settings(kind, a, max_bad_samples=9)
+    with pytest.raises(UserError, match=rf"holds no (row|sample); .*; 1 bad sample skipped: .* no use .*{a}: is"):
+        check_paths(alone)
+
+
+def test_a_damaged_row_group_is_skipped_row_by_row(tmp_path):
+    """Two row groups of one row; the second one's bytes are overwritten, and its checksum tells."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a" * 99, "b" * 99]}), path, row_group_size=1, compression="zstd")
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    begin, raw = column.dictionary_page_offset or column.data_page_offset, bytearray(path.read_bytes())
+    raw[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(raw)
+    corpus = open_corpus(settings("parquet", path), tmp_path / "cache")
+    assert corpus.read(0) == "a" * 99
+    with pytest.raises(BadSample, match="lies in a damaged part of its file"):
+        corpus.read(1)
 
 
 def empty_folder(path: Path) -> None:

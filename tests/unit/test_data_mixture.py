@@ -114,12 +114,12 @@ def test_validation_sets_that_cannot_be():
 def test_what_is_wrong_with_a_source_is_said_under_its_own_keys(tmp_path):
     write_jsonl(tmp_path / "x.jsonl", ["x"])
     good = {"name": "good", "kind": "jsonl", "path": str(tmp_path / "x.jsonl")}
-    (tmp_path / "bad.parquet").write_bytes(b"hello")
+    (tmp_path / "bad.tar").write_bytes(b"\x1f\x8b")
     (tmp_path / "empty.jsonl").write_text("")
     cases = [
         ({"name": "b", "kind": "text", "path": f"{tmp_path}/absent"}, "[1].path: '*/absent' does not exist"),
         ({"name": "b", "kind": "text"}, "[1].kind=text needs *[1].path: files, folders or globs"),
-        ({"name": "b", "kind": "parquet", "path": f"{tmp_path}/bad.parquet"}, "[1].path: '*' is not a Parquet file"),
+        ({"name": "b", "kind": "webdataset", "path": f"{tmp_path}/bad.tar"}, "[1].path: '*' is compressed (gzip)"),
         ({"name": "b", "kind": "jsonl", "path": f"{tmp_path}/empty.jsonl"}, "[1].path=*: every file there is empty"),
         ({"name": "b", "kind": "energon", "path": f"{tmp_path}", "split": "x"}, "[1].path: '*' is not a prepared"),
     ]

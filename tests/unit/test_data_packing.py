@@ -1,6 +1,7 @@
 """Rows of training data against a packer written here, and the sample counter across ranks and resumes."""
 
 import json
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -206,6 +207,30 @@ def test_skipped_samples_are_skipped_at_the_same_place_again(tmp_path):
     assert len(warnings) == 1 and "docs.jsonl:4" in warnings[0], "once, not in every epoch"
     want = expected(tmp_path, ["one", "two", "three", ""], run.seed, 7, 5, 20, epochs=15)
     assert tokens.tolist() == [row[0] for row in want]
+
+
+def test_rows_that_never_come_can_be_given_up(tmp_path):
+    """One document of two tokens among 20,000 bad samples: a window of 7 x 10,000 tokens would take 700 million."""
+    path = write_jsonl(tmp_path / "docs.jsonl", ["a"])
+    path.write_text(path.read_text() + "{broken\n" * 20_000)
+    module = open_data(make_run(tmp_path, path, max_bad_samples=20_000, shuffle_rows=10_000))
+    begin = time.monotonic()
+    assert not module.train.ready(0.5) and 0.5 <= time.monotonic() - begin < 2.5
+    begin = time.monotonic()
+    assert module.train.state(0)["sources"][""] == {"window": 0, "epoch": 0, "position": 0, "offset": 0}
+    module.close()
+    assert time.monotonic() - begin < 2
+
+
+def test_batches_that_are_there_are_ready(tmp_path):
+    module = open_data(make_run(tmp_path, write_jsonl(tmp_path / "a.jsonl", TEXTS)))
+    again = open_data(make_run(tmp_path, tmp_path / "a.jsonl"))
+    for _ in range(5):
+        assert module.train.ready(60) and module.train.ready(0)
+        assert [b.tokens_BS.tolist() for b in module.train.next_step()] == [
+            b.tokens_BS.tolist() for b in again.train.next_step()
+        ]
+    module.close(), again.close()
 
 
 def test_data_without_any_text(tmp_path):

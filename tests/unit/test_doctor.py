@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import namedtuple
 
 import pytest
@@ -14,6 +15,7 @@ import engine.doctor.command as doctor_command
 from engine.cli import guarded
 from engine.doctor import machine, packages, probe
 from engine.doctor.command import doctor, examine
+from engine.doctor.patience import Patience, Usage, usage
 from engine.doctor.report import Finding, Report
 from engine.doctor.selftest import self_test
 from engine.errors import UserError
@@ -93,7 +95,7 @@ START = "import json, os, sys, time; print(json.dumps({'test': 'matmul'}), flush
     ("code", "words"),
     [
         (START + "os.kill(os.getpid(), 9)", "killed by SIGKILL"),
-        (START + "print('lost', file=sys.stderr); time.sleep(60)", "no answer for 1.5 s: lost"),
+        (START + "print('lost', file=sys.stderr); time.sleep(60)", "no answer for 1.5 s: it hangs: lost"),
         (START + "sys.exit('no device')", "exit status 1: no device"),
         (START, "ended without a result"),
     ],
@@ -101,6 +103,43 @@ START = "import json, os, sys, time; print(json.dumps({'test': 'matmul'}), flush
 def test_a_probe_that_dies_or_hangs_names_the_test(code, words):
     found = self_test(Cpu(), (sys.executable, "-c", code), timeout_s=1.5)
     assert [(f.name, f.state, f.words) for f in found] == [("matmul", "fail", words)]
+
+
+def test_a_probe_that_comes_on_is_waited_for():
+    code = START + "[(time.sleep(1), print(json.dumps({'test': str(i)}), flush=True)) for i in range(3)]; "
+    code += "print(json.dumps({'test': '2', 'ok': True, 'words': 'fine', 'seconds': 3}))"
+    assert self_test(Cpu(), (sys.executable, "-c", code), timeout_s=2.5) == [Finding("self-test", "2", "ok", "fine", 3)]
+
+
+def test_what_a_busy_machine_takes_does_not_count():
+    """Looks at 10 s, 20 s, ...: the seconds in which the process waited for a processor or a page are not its own."""
+    now, seen = [0.0], [Usage()]
+    patience = Patience(30, lambda: seen[0], lambda: now[0])
+
+    def after(delayed_s: float = 0.0, faults: int = 0) -> bool:
+        now[0] += 10
+        seen[0] = Usage(seen[0].delayed_s + delayed_s, seen[0].faults + faults)
+        return patience.over()
+
+    assert [after(9.0) for _ in range(20)] == [False] * 20 and patience.spent_s == 20
+    assert [after(faults=1) for _ in range(20)] == [False] * 20 and patience.spent_s == 20
+    assert not after(99.0) and patience.spent_s == 20  # another thread's delay is the longest now
+    assert after() and patience.words().startswith("no answer for 420 s: it hangs, for 390 s of them it waited")
+    patience.progress()
+    assert [after(), after(), after()] == [False, False, True] and patience.words() == "no answer for 30 s: it hangs"
+
+
+def test_a_process_that_gets_no_processor_is_delayed():
+    spin = "import threading; [threading.Thread(target=lambda: exec('while True: pass')).start() for _ in range(4)]"
+    with subprocess.Popen([sys.executable, "-c", spin]) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while usage(process.pid).delayed_s == 0 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert usage(process.pid).delayed_s > 0
+        finally:
+            process.kill()
+    assert usage(process.pid) == Usage()
 
 
 def test_a_probe_reads_its_environment_and_noise_is_no_result():

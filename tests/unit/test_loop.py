@@ -81,7 +81,7 @@ def loop(folder: Path, backend: Scripted, *overrides: str, start: Start | None =
     held_out = SimpleNamespace(
         batches=lambda rows: [], label_bytes=lambda rows: None, coverage=lambda rows: (5, 9, False)
     )
-    train = SimpleNamespace(next_step=lambda: [], state=lambda step: {"row": step})
+    train = SimpleNamespace(ready=lambda seconds: True, next_step=lambda: [], state=lambda step: {"row": step})
     data = SimpleNamespace(validation={"": held_out}, train=train, bad=SimpleNamespace(seen={}), rows=lambda step: {})
     manager = Manager(folder, backend)
     start = start or Start()
@@ -171,6 +171,36 @@ def test_a_signal_says_which_step_is_saved(tmp_path):
     with pytest.raises(Interrupted, match=r"stopped after step 5, which is saved in .*step_5"):
         made.run()
     assert list(manager.states) == [5]
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_signal_while_there_is_no_data_is_obeyed_at_once(tmp_path, step):
+    made, manager = loop(tmp_path, Scripted(USUAL))
+    waits: list[float] = []
+
+    def ready(seconds: float) -> bool:
+        if made.step < step:
+            return True
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert len(waits) < 5 and seconds <= 1
+        return False
+
+    made.data.train.ready = ready
+    with pytest.raises(Interrupted, match=rf"stopped after step {step}, which is saved in .*step_{step}"):
+        made.run()
+    assert list(manager.states) == [step] and made.backend.weight == step
+
+
+def test_a_rank_with_data_stops_where_another_waits_for_its_own(tmp_path):
+    """The other rank waits twice in its fourth step and is then to stop; this one, ready, must not begin that step."""
+    made, manager = loop(tmp_path, Scripted(USUAL), "checkpoint.save_interval=3")
+    others = iter([0, 0, 0, 1, 1, 2])  # go, wait, stop
+    made.context.comm.most = lambda number: max(number, next(others))
+    with pytest.raises(Interrupted, match=r"stopped after step 3, .*step_3"):
+        made.run()
+    assert list(manager.states) == [3] and made.backend.weight == 3, "what was saved is not saved again"
 
 
 def test_marks_of_progress(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 from engine.data.chat.corpus import ChatCorpus
 from engine.data.chat.template import Rendered, Renderer
 from engine.data.packing import Sample
-from engine.data.sources import BadSample
+from engine.data.sources import BadSample, TooLong
 from engine.data.tokenizer import Tokenizer
 
 
@@ -42,7 +42,5 @@ class ChatEncoder:
         except BadSample as why:
             return why
         if len(sample) > self._seq_len:
-            return BadSample(
-                f"is longer than a row: it has {len(sample)} tokens, more than data.seq_len={self._seq_len}"
-            )
+            return TooLong(len(sample), self._seq_len)
         return sample

@@ -94,7 +94,7 @@ def check_chats(data: Data, budget: int) -> None:
         if budget <= 0:
             return
     if not usable:
-        raise UserError(f"data.path={data.path}: holds no conversation; name files of chats")
+        raise UserError(f"data.path={data.path}: holds no conversation; name files of chats{bad.account()}")
 
 
 def _check_template(data: Data) -> None:

@@ -10,7 +10,6 @@ from engine.data.formats.columns import no_column
 from engine.data.formats.files import rows_in_folder
 from engine.data.formats.records import Records
 from engine.data.sources import BadSamples
-from engine.errors import UserError
 
 
 class DatasetsCorpus(Records):
@@ -31,7 +30,9 @@ class DatasetsCorpus(Records):
                 table = datasets.load_from_disk(str(file.path))
             except Exception as error:  # datasets and pyarrow raise many kinds
                 why = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise UserError(f"data.path: '{file.path}' cannot be read as a datasets folder ({why})") from None
+                bad.add(str(file.path), f"cannot be read as a datasets folder ({why})")
+                self._tables.append([])
+                continue
             if self.field not in table.column_names:
                 raise no_column(file.path, self.field, table.column_names)
             self._tables.append(table.select_columns([self.field]))

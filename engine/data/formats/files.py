@@ -65,34 +65,25 @@ def check_records(data: Data, bad: BadSamples) -> None:
 
 
 def _check_tables(data: Data, files: list[SourceFile], bad: BadSamples) -> None:
-    looked = files[:SAMPLES_CHECKED]
-    if data.name == "datasets":
-        for file in looked:
-            _check_columns(file.path, _features(file.path), data.field)
-    else:
-        for file in looked:
-            _check_ends(file.path)
-        _check_parquet(files[0].path, data.field)
-    has_rows = _rows_in_parquet if data.name == "parquet" else rows_in_folder
-    _refuse_empty(data, files, [file for file in looked if not has_rows(file.path)], "row", bad)
+    looked, empty = files[:SAMPLES_CHECKED], []
+    has_rows = _check_parquet if data.name == "parquet" else _check_folder
+    for file in looked:
+        try:
+            if has_rows(file.path, data.field):
+                continue
+        except BadSample as why:
+            bad.add(str(file.path), why)
+        empty.append(file)
+    _refuse_empty(data, files, empty, "row", bad)
 
 
 def _refuse_empty(data: Data, files: list[SourceFile], empty: list[SourceFile], what: str, bad: BadSamples) -> None:
     """UserError where no file holds anything; otherwise each empty one is a bad sample."""
     if len(empty) == len(files):
-        raise UserError(f"data.path={data.path}: holds no {what}; name {data.name} data that has some")
+        some = f"name {data.name} data that has some{bad.account()}"
+        raise UserError(f"data.path={data.path}: holds no {what}; {some}")
     for file in empty:
         bad.add(str(file.path), f"holds no {what}")
-
-
-def _rows_in_parquet(path: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return bool(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"data.path: '{path}' is not a whole Parquet file ({str(error).splitlines()[0]})") from None
 
 
 def rows_in_folder(folder: Path) -> bool:
@@ -109,11 +100,14 @@ def rows_in_folder(folder: Path) -> bool:
     return False
 
 
-def _features(folder: Path) -> list[str]:
+def _check_folder(path: Path, field: str) -> bool:
+    """Whether a `datasets` folder has a row. BadSample where it cannot be read, UserError without the column."""
     try:
-        return list(json.loads((folder / INFO).read_bytes()).get("features") or {})
+        columns = list(json.loads((path / INFO).read_bytes()).get("features") or {})
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"data.path: '{folder / INFO}' cannot be read ({error})") from None
+        raise BadSample(f"is not a whole datasets folder: {INFO} cannot be read ({error})") from None
+    _check_columns(path, columns, field)
+    return rows_in_folder(path)
 
 
 def _check_columns(path: Path, columns: list[str], field: str) -> None:
@@ -123,39 +117,38 @@ def _check_columns(path: Path, columns: list[str], field: str) -> None:
         raise no_column(path, field, columns)
 
 
-def _check_ends(path: Path) -> None:
-    """A Parquet file begins and ends with the same four bytes."""
-    with path.open("rb") as file:
-        head = file.read(4)
-        file.seek(-min(4, path.stat().st_size), os.SEEK_END)
-        tail = file.read(4)
-    if head != b"PAR1":
-        raise UserError(f"data.path: '{path}' is not a Parquet file")
-    if tail != b"PAR1":
-        raise UserError(f"data.path: '{path}' is not a whole Parquet file: it is cut off; write it anew")
-
-
-def _check_parquet(path: Path, field: str) -> None:
+def _check_parquet(path: Path, field: str) -> bool:
+    """Whether a Parquet file has a row. BadSample for one that is not whole, UserError without the column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        columns = pq.read_schema(path).names
+        with path.open("rb") as file:  # it begins and ends with the same four bytes
+            head = file.read(4)
+            file.seek(-min(4, path.stat().st_size), os.SEEK_END)
+            tail = file.read(4)
+        if head != b"PAR1" or tail != b"PAR1":
+            raise BadSample(
+                "is not a Parquet file" if head != b"PAR1" else "is not a whole Parquet file: it is cut off"
+            )
+        meta = pq.read_metadata(path)
+        columns = meta.schema.to_arrow_schema().names
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"data.path: '{path}' is not a whole Parquet file ({str(error).splitlines()[0]})") from None
+        raise BadSample(f"is not a whole Parquet file ({str(error).splitlines()[0]})") from None
     _check_columns(path, columns, field)
+    return bool(meta.num_rows)
 
 
 def _check_shard(file: SourceFile, part: str, left_out: set[str], bad: BadSamples) -> bool:
-    """Whether it holds anything: a sample, or something that is wrong."""
+    """Whether it holds a sample, left out or not. Raises UserError where none has the part."""
     samples = []
     try:
         for sample in itertools.islice(tar_samples(file.path), SAMPLES_CHECKED):
             if f"{file.identity}/{sample.key}" not in left_out:
                 samples.append(sample)
     except BadSample as why:
-        bad.add(str(file.path), str(why))
-        return True
+        bad.add(str(file.path), why)
+        return bool(samples or left_out)
     if samples and not any(part in sample.parts for sample in samples):
         there = sorted({name for sample in samples for name in sample.parts})
         raise UserError(

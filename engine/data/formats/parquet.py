@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from engine.data.formats.columns import no_column
 from engine.data.formats.records import Records
-from engine.data.sources import BadSamples
+from engine.data.sources import BadSample, BadSamples
 from engine.errors import UserError
 from engine.faults.retry import READS
 
@@ -29,7 +29,13 @@ class ParquetCorpus(Records):
         self._group = functools.lru_cache(maxsize=GROUPS_KEPT)(self._read_group)
         counts, groups = [], []
         for number, file in enumerate(self.files):
-            meta = self._file(number).metadata
+            try:
+                meta = self._file(number).metadata
+            except BadSample as why:
+                bad.add(str(file.path), why)
+                counts.append(0)
+                groups.append(np.zeros(1, dtype=np.int64))
+                continue
             columns = self._file(number).schema_arrow.names
             if self.field not in columns:
                 raise no_column(file.path, self.field, columns)
@@ -56,15 +62,17 @@ class ParquetCorpus(Records):
             source, where = self._file(file), str(self.files[file].path)
             return READS.run(lambda: source.read_row_group(group, columns=[self.field]), where).column(0)
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"data.path: '{self.files[file].path}' is damaged ({_line(error)})") from None
+            if getattr(error, "errno", None):  # the system does not give the bytes, which says nothing of them
+                raise UserError(f"data.path: '{self.files[file].path}' cannot be read ({_line(error)})") from None
+            raise BadSample(f"lies in a damaged part of its file ({_line(error)})") from None
 
 
 def open_file(path: Path) -> pq.ParquetFile:
-    """Its footer. UserError if it is no whole Parquet file."""
+    """Its footer. BadSample if it is no whole Parquet file."""
     try:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"data.path: '{path}' is not a whole Parquet file ({_line(error)}); write it anew") from None
+        raise BadSample(f"is not a whole Parquet file ({_line(error)})") from None
 
 
 def _line(error: Exception) -> str:

@@ -26,7 +26,9 @@ class Records(Numbered):
         counts = self._open(cache, bad)
         self.first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
         if not len(self):
-            raise UserError(f"data.path={data.path}: there is no sample in it; name {data.name} data that has some")
+            raise UserError(
+                f"data.path={data.path}: there is no sample in it; name {data.name} data that has some{bad.account()}"
+            )
         self.split(data.held_out)
         self.identity = corpus_identity(data.name, self.files)
         self.cache_key = digest((data.name, data.field, data.split, data.held_out), stamps(self.files))

@@ -34,8 +34,8 @@ class TarSample:
 def tar_samples(path: Path) -> Iterator[TarSample]:
     """The samples of a shard in its order.
 
-    Raises BadSample, after the samples before it, where the file is cut off or damaged or names a part twice, and
-    UserError for a file that is no tar file at all.
+    Raises BadSample, after the samples before it, where the file is cut off or damaged, names a part twice or is
+    no tar file at all, and UserError for one that is compressed or that the system does not read.
     """
     for number, sample in enumerate(_grouped(path)):
         if isinstance(sample, BadSample):
@@ -91,8 +91,6 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo | BadSample]:
         if path.stat().st_size and "unexpected end" in str(error):
             yield BadSample("is cut off")
             return
-        raise UserError(
-            f"data.path: '{path}' is not a tar file, or is cut off ({error}); name WebDataset shards"
-        ) from None
+        yield BadSample(f"is not a tar file, or is cut off ({error}),")
     except OSError as error:
         raise UserError(f"data.path: '{path}' cannot be read ({error.strerror or error})") from None

@@ -75,6 +75,10 @@ class PolicyTrain:
         step = 0 if state is None else self._checked(state) // data.global_batch_size
         self._ahead = Ahead(self._batches, step, data.prefetch, "demonstrations")
 
+    def ready(self, seconds: float) -> bool:
+        """Whether `next_step` would answer at once, now or within that time."""
+        return self._ahead.ready(seconds)
+
     def next_step(self) -> list[Any]:
         """This rank's micro-batches of the next step. What goes wrong in the threads is raised here."""
         return self._ahead.next()
@@ -90,6 +94,7 @@ class PolicyTrain:
 
     def close(self) -> None:
         """Stop the thread."""
+        self._reader.closed.set()
         self._ahead.close()
 
     def _batches(self, step: int) -> list[Any]:

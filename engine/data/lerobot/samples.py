@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from engine.data.lerobot.corpus import Demonstrations
 from engine.data.lerobot.request import Request
 from engine.data.policy_batch import PolicyBatch
 from engine.data.sources import BadSamples
-from engine.errors import UserError
+from engine.errors import Closed, UserError
 
 Wanted = tuple[int, int]  # source, frame
 REPLACEMENT_STEP = 7919  # frames from one that cannot be decoded to the one that is tried instead; a prime
@@ -26,9 +27,13 @@ class Reader:
     demonstrations: Sequence[Demonstrations]
     request: Request
     bad: BadSamples
+    closed: threading.Event = field(default_factory=threading.Event)  # set: nobody waits for batches any more
 
     def batches(self, wanted: Sequence[Wanted], sample_ids: Sequence[int], size: int) -> list[PolicyBatch]:
-        """Micro-batches of `size` samples, in order. Raises UserError for more bad samples than allowed."""
+        """Micro-batches of `size` samples, in order.
+
+        Raises UserError for more bad samples than allowed, and Closed once that is set.
+        """
         wanted, images = self._images(list(wanted))
         cuts = range(0, len(wanted), size)
         return [
@@ -39,6 +44,8 @@ class Reader:
         """What is read in the end, which depends on the data alone, and its images."""
         images: list[dict[str, np.ndarray] | None] = [None] * len(wanted)
         for _ in range(TRIES):
+            if self.closed.is_set():
+                raise Closed
             open_places = [place for place, image in enumerate(images) if image is None]
             if not open_places:
                 return wanted, images
@@ -53,7 +60,10 @@ class Reader:
                     else:
                         self.bad.add(result[0], str(result[1]))
                         wanted[place] = source, self._another(one, wanted[place][1])
-        raise UserError(f"data.path: {TRIES} frames in a row cannot be decoded; mend the videos")
+        where, why = next(reversed(self.bad.seen.items()))
+        raise UserError(
+            f"data.path: {TRIES} frames in a row cannot be decoded, the last one {where}: {why}; mend the videos"
+        )
 
     def _another(self, one: Demonstrations, frame: int) -> int:
         """A frame of the same side of the split, further on."""
