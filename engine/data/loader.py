@@ -151,9 +151,12 @@ def _stream(run: Run, one: Opened, bad: BadSamples, log: Log) -> Stream:
         if note := repetition_note(tokens, run, one.source, share):
             log(note)
 
+    def nothing_left(message: str) -> UserError:
+        return UserError(one.source.in_its_words(f"{message}{bad.account()}"))
+
     def packer_at(cursor: Cursor, window: int) -> Packer:
         rows = max(1, data.shuffle_rows)
-        return Packer(one.documents, order, data.seq_len, rows, cursor, window, once_through, bad.account)
+        return Packer(one.documents, order, data.seq_len, rows, cursor, window, once_through, nothing_left)
 
     total = sum(source.weight for source in sources(data))
     share = one.source.weight / total

@@ -123,11 +123,11 @@ class Packer:
         cursor: Cursor = START,
         window: int = 0,
         on_epoch: Callable[[int], None] | None = None,
-        account: Callable[[], str] = str,
+        nothing_left: Callable[[str], UserError] = UserError,
     ):
         """`on_epoch` is told the tokens of the first epoch once it is over, if it was packed from its start.
 
-        `account` says what was skipped, where nothing is left.
+        `nothing_left` makes the error of the message that there is nothing to pack.
         """
         self.documents, self.order = documents, order
         self.seq_len, self.window_rows = seq_len, window_rows
@@ -135,7 +135,7 @@ class Packer:
         self._document: np.ndarray | None = None
         self._on_epoch, self._seen = on_epoch if cursor == START else None, 0
         self._stream = documents.stream(self._order())
-        self._closed, self._account = threading.Event(), account
+        self._closed, self._nothing_left = threading.Event(), nothing_left
 
     def next_window(self) -> Window:
         """The next window; moves the cursor. Raises UserError if no document has any text, Closed after `stop`."""
@@ -149,9 +149,8 @@ class Packer:
             taken = builder.add(self._document, self.cursor.offset)
             without_text = 0 if taken else without_text + 1
             if without_text > len(self.order):
-                raise UserError(
-                    f"data.path: the {len(self.order)} training documents hold no text to learn from; name some that "
-                    f"do{self._account()}"
+                raise self._nothing_left(
+                    f"data.path: the {len(self.order)} training documents hold no text to learn from; name some that do"
                 )
             self._advance(taken)
         order = generator(self.order.seed, SHUFFLE, self.window).permutation(self.window_rows)

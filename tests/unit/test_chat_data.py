@@ -147,6 +147,13 @@ def test_where_nothing_is_left_the_message_says_what_was_dropped_and_what_helps(
         said := str(caught.value)
     )
     assert f"1 that is no use (the first, {path}:3: is not JSON" in said and "\n" not in said
+    mixed = chat_run(tmp_path, path, SHORT, seq_len=16, max_bad_samples=9)
+    mixed.data.name, mixed.data.path = "mixture", None
+    mixed.data.mixture = [{"name": "a", "kind": "chat", "path": str(path)}]
+    data = open_data(mixed)
+    with pytest.raises(UserError, match=r"^data\.mixture\[0\]\.path: the 3 training .*data\.seq_len=52 would hold"):
+        steps(data, 1)
+    data.close()
     both = chat_run(tmp_path, write_lines(tmp_path / "b.jsonl", [record("q", "a")]), SHORT, seq_len=16)
     both.data.max_bad_samples = 9
     both.data.validation = [{"name": "v", "kind": "chat", "path": str(path)}]
