@@ -128,7 +128,7 @@ class Loop:
     def _stop(self) -> NoReturn:
         """Save what is not saved yet, and end. Every rank takes part."""
         if self._last_save != self.step:
-            self._save()  # raises what a save in the background failed of
+            self._save(last=True)  # raises what a save in the background failed of
         self.manager.wait()
         raise Interrupted(f"stopped after step {self.step}, which is saved in {self.saved}")
 
@@ -216,8 +216,8 @@ class Loop:
             self.manager.wait()
         return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
-    def _save(self) -> None:
-        """A checkpoint of this step; every rank takes part."""
+    def _save(self, last: bool = False) -> None:
+        """A checkpoint of this step; every rank takes part. No more data is wanted after the `last` one."""
         # A validation of earlier weights says nothing of these.
         self.context.page.beat(f"step {self.step}, saving a checkpoint")
         val_loss = self.last_val.get("val_loss") if self.last_val.get("step") == self.step else None
@@ -232,6 +232,8 @@ class Loop:
             "data": self.data.train.state(self.step),
             "spikes": self.spikes.state(),
         }
+        if last:
+            self.data.train.stop()  # it would take the processor from the save
         self._last_save = self.step
         self.manager.save(self.step, self._marked(self.backend.state(trained_kinds(self.backend))), state)
 

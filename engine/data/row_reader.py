@@ -55,7 +55,7 @@ class RowReader:
             self._windows = {index: window for index, window in self._windows.items() if index >= number // self.size}
 
     def close(self) -> None:
-        """Stop packing; who waits for a row gets Closed."""
+        """Stop packing, and the thread."""
         self.packer.stop()
         self._pool.submit(self.packer.close)  # on the packing thread: it may be in the middle of a window
         self._pool.shutdown(wait=False)
@@ -97,6 +97,11 @@ class MixedReader:
         """Rows before this one are not asked for again."""
         for number, reader in zip(self.turns.before(row).tolist(), self.readers, strict=True):
             reader.forget_before(number)
+
+    def stop(self) -> None:
+        """Pack no more; who waits for a row gets Closed."""
+        for reader in self.readers:
+            reader.packer.stop()
 
     def close(self) -> None:
         """Stop packing."""

@@ -77,6 +77,10 @@ class TrainData:
         before = self._turns.before(step * self._data.global_batch_size).tolist()
         return {stream.name: rows for stream, rows in zip(self.streams, before, strict=True)}
 
+    def stop(self) -> None:
+        """No more steps will be asked for."""
+        self._reader.stop()
+
     def close(self) -> None:
         """Stop the threads."""
         self._reader.close()

@@ -81,7 +81,9 @@ def loop(folder: Path, backend: Scripted, *overrides: str, start: Start | None =
     held_out = SimpleNamespace(
         batches=lambda rows: [], label_bytes=lambda rows: None, coverage=lambda rows: (5, 9, False)
     )
-    train = SimpleNamespace(ready=lambda seconds: True, next_step=lambda: [], state=lambda step: {"row": step})
+    train = SimpleNamespace(
+        ready=lambda seconds: True, next_step=lambda: [], state=lambda step: {"row": step}, stop=lambda: None
+    )
     data = SimpleNamespace(validation={"": held_out}, train=train, bad=SimpleNamespace(seen={}), rows=lambda step: {})
     manager = Manager(folder, backend)
     start = start or Start()

@@ -92,9 +92,13 @@ class PolicyTrain:
         before = self._turns.before(step * self._data.global_batch_size).tolist()
         return dict(zip(self.names, before, strict=True))
 
+    def stop(self) -> None:
+        """No more steps will be asked for."""
+        self._reader.closed.set()
+
     def close(self) -> None:
         """Stop the thread."""
-        self._reader.closed.set()
+        self.stop()
         self._ahead.close()
 
     def _batches(self, step: int) -> list[Any]:
