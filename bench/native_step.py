@@ -49,7 +49,8 @@ def arguments() -> argparse.Namespace:
 
 def model_config(size: str, layers: int | None) -> object:
     path = Path(__file__).parent.parent / "zoo" / "llm" / "qwen3" / "model" / f"{size}.yaml"
-    config = load_dotted(FAMILY.config)(**yaml.safe_load(path.read_text()))
+    keys = yaml.safe_load(path.read_text())
+    config = load_dotted(FAMILY.of(keys.get("model_type")).config)(**keys)
     if layers:
         config.num_hidden_layers = layers
     return config

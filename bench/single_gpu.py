@@ -2,10 +2,13 @@
 
     python -m bench.single_gpu --size 1_7b                 # 4 rows of 4096 tokens
     python -m bench.single_gpu --size 0_6b --sides peer native megatron
+    python -m bench.single_gpu --size 30b_a3b --layers 8 --sides peer peer_fp32 native megatron
 
-Sides: `peer` bf16 weights and AdamW state; `peer_fp32` fp32 weights and state, bf16 compute (autocast); `native` and
-`megatron` our defaults, fp32 main weights and state; `packed`: native on rows of documents of 100 to 4,000 tokens. The
-sides take turns `--rounds` times and the fastest median of a side counts, since a GPU's clock drifts.
+Sides: `peer` transformers with Liger-Kernel, bf16 weights and AdamW state; `peer_fp32` the same with fp32 weights and
+state, bf16 compute (autocast); `transformers` as `peer`, without Liger-Kernel; `native` and `megatron` our defaults,
+fp32 main weights and state; `packed` and `packed_megatron`: on rows of documents of 100 to 4,000 tokens. The sides take
+turns `--rounds` times and the fastest median of a side counts, since a GPU's clock drifts. The peer's experts are
+transformers' `grouped_mm`. `--profile DIR` writes a table of the kernels of each side's step.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -30,19 +34,22 @@ from engine.schema import Parallelism, Precision, Run
 from hardware import registry
 from hardware.base import Hardware
 
-SIDES = ("peer", "peer_fp32", "native", "megatron", "packed")
+SIDES = ("peer", "peer_fp32", "transformers", "native", "megatron", "packed", "packed_megatron")
 
 
-def peer(hardware: Hardware, config: object, batch: Batch, fp32: bool) -> Callable[[], float]:
+def peer(hardware: Hardware, config: object, batch: Batch, fp32: bool, liger: bool) -> Callable[[], float]:
     """What a well-informed user of transformers writes."""
-    from liger_kernel.transformers import apply_liger_kernel_to_qwen3
+    family = FAMILY.of(config.model_type)
+    experts = {"experts_implementation": "grouped_mm"} if config.mixture() else {}
+    if liger:
+        from liger_kernel import transformers as kernels
 
-    apply_liger_kernel_to_qwen3()
+        getattr(kernels, f"apply_liger_kernel_to_{config.model_type}")(swiglu=not experts)
     device = hardware.device(0)
     with device:
         dtype = torch.float32 if fp32 else torch.bfloat16
-        reference = load_dotted(FAMILY.reference)
-        model = reference._from_config(reference_config(FAMILY, config), dtype=dtype, attn_implementation="sdpa")
+        theirs = reference_config(family, config)
+        model = load_dotted(family.reference)._from_config(theirs, dtype=dtype, attn_implementation="sdpa", **experts)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps, fused=True)
     tokens = batch.tokens_BS.to(device)
@@ -66,13 +73,13 @@ def ours(backend_name: str, hardware: Hardware, config: object, batch: Batch, co
         backend=backend_name,
         model=config,
         optim=OPTIM,
-        precision=Precision("bf16", compile=compiled and backend_name == "native"),
+        precision=Precision("bf16", compile=compiled),
         parallelism=Parallelism(name="single", strategy="ddp"),
     )
     run.data.seq_len, run.data.micro_batch_size, run.data.global_batch_size = batch.tokens_BS.shape[1], 4, 4
     dist.init_process_group(hardware.dist_backend, rank=0, world_size=1, store=dist.HashStore())
     build = load_dotted(f"engine.backends.{backend_name}:build")
-    backend = build(run, FAMILY, hardware, "train")
+    backend = build(run, FAMILY.of(config.model_type), hardware, "train")
     generator = torch.Generator(hardware.device(0)).manual_seed(1)
 
     def read(kind: str, name: str, shape: tuple, offset: tuple, extent: tuple) -> torch.Tensor:
@@ -104,6 +111,19 @@ def documents(vocab_size: int, rows: int, length: int) -> Batch:
     return rows_to_batch(tokens, tokens.roll(-1, 1), starts, list(range(rows)))
 
 
+def write_profile(step: Callable[[], float], hardware: Hardware, path: Path) -> None:
+    """The kernels of three steps, those that take most time first."""
+    with torch.profiler.profile(activities=hardware.profiler_activities()) as profile:
+        for _ in range(3):
+            step()
+        hardware.synchronize()
+    averages = profile.key_averages()
+    total = sum(event.self_device_time_total for event in averages if event.device_type.name != "CPU")
+    table = averages.table(sort_by="self_device_time_total", row_limit=60, max_name_column_width=90)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{total / 3e3:.1f} ms of kernels in a step\n{table}\n")
+
+
 def measure(side: str, args: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a step, and the most memory the tensors took."""
     hardware = registry.get("auto")
@@ -111,11 +131,11 @@ def measure(side: str, args: argparse.Namespace) -> dict[str, float]:
     hardware.set_device(0)
     config = model_config(args.size, args.layers)
     dense = batches(config.vocab_size, args.rows, args.rows, args.seq_len, 1)[0]
-    if side.startswith("peer"):
-        step = peer(hardware, config, dense, fp32=side == "peer_fp32")
+    if side in ("peer", "peer_fp32", "transformers"):
+        step = peer(hardware, config, dense, fp32=side == "peer_fp32", liger=side != "transformers")
     else:
-        batch = documents(config.vocab_size, args.rows, args.seq_len) if side == "packed" else dense
-        step = ours("megatron" if side == "megatron" else "native", hardware, config, batch, not args.no_compile)
+        batch = documents(config.vocab_size, args.rows, args.seq_len) if "packed" in side else dense
+        step = ours("megatron" if "megatron" in side else "native", hardware, config, batch, not args.no_compile)
     seconds = []
     for number in range(args.warmup + args.steps):
         hardware.synchronize()
@@ -124,7 +144,10 @@ def measure(side: str, args: argparse.Namespace) -> dict[str, float]:
         hardware.synchronize()
         if number >= args.warmup:
             seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "gib": hardware.memory().peak / 2**30, "loss": loss}
+    peak = hardware.memory().peak / 2**30
+    if args.profile:
+        write_profile(step, hardware, args.profile / f"{args.size}_{side}.txt")
+    return {"seconds": statistics.median(seconds), "gib": peak, "loss": loss}
 
 
 def main() -> None:
@@ -137,6 +160,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--profile", type=Path, metavar="DIR")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--measure", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()

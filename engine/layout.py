@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from engine.data import SMALLEST_BPE
 from engine.errors import UserError
-from engine.resolve import model_ranks, replica_unit
+from engine.resolve import model_ranks, obstacle_to_compiling, replica_unit
 from engine.schema import Parallelism, Run
 from engine.words import counted
 
@@ -60,8 +60,8 @@ def _backend(run: Run) -> Iterator[str]:
         )
     if run.optim.offload and layout.strategy != "zero1":
         yield f"optim.offload=true needs parallelism.strategy=zero1, and this is {layout.strategy}"
-    if run.precision.compile:
-        yield "precision.compile=true: only backend=native compiles; add backend=native or leave it out"
+    if run.precision.compile and (obstacle := obstacle_to_compiling(run)):
+        yield f"precision.compile=true: backend=megatron compiles no layers {obstacle}; leave it out"
 
 
 def _indexer(run: Run) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Optional
 
 from engine.effects import ACTING
 from engine.errors import UserError
@@ -48,7 +48,8 @@ def resolve(run: Run, devices: int, run_id: str = "run", compiles: bool = False)
     checkpoint = _filled(checkpoint, save_interval=min(steps, max(LEAST_SAVE_INTERVAL, steps // 10)))
     if job.name == "train":
         job = _filled(job, eval_interval=max(1, steps // 10))
-    worth = run.backend == "native" and run.precision.name == "bf16" and job.name == "train"
+    worth = run.precision.name == "bf16" and job.name == "train"
+    worth = worth and obstacle_to_compiling(dataclasses.replace(run, parallelism=layout)) is None
     return dataclasses.replace(
         run,
         run_id=run.run_id or run_id,
@@ -60,6 +61,19 @@ def resolve(run: Run, devices: int, run_id: str = "run", compiles: bool = False)
         launcher=launcher,
         job=job,
     )
+
+
+def obstacle_to_compiling(run: Run) -> Optional[str]:
+    """Which layers of the Megatron backend stay as they are; None if the run's can be compiled."""
+    layout = run.parallelism
+    if run.backend != "megatron":
+        return None
+    split = next((key for key in ("tp", "cp") if getattr(layout, key) > 1), None)
+    if split:
+        return f"that communicate (parallelism.{split}={getattr(layout, split)})"
+    if layout.recompute == "selective":
+        return "that are recomputed in parts (parallelism.recompute=selective)"
+    return "with adapters (task=lora)" if run.task.name == "lora" else None
 
 
 def _micro_batch_size(global_batch_size: int, seq_len: int, layout: Parallelism) -> int:

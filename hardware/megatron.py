@@ -184,8 +184,21 @@ NOISE = Silenced(
 )
 
 
+def group_without_warning(group_or_default: Callable[..., Any]) -> Callable[..., Any]:
+    """The default group where none is given."""
+    from megatron.core import parallel_state
+
+    def call(tp_group: Any, is_expert: bool = False, check_initialized: bool = True) -> Any:
+        if tp_group is not None or not parallel_state.is_initialized():
+            return tp_group
+        kind = "expert_tensor_parallel" if is_expert else "tensor_model_parallel"
+        return getattr(parallel_state, f"get_{kind}_group")(check_initialized=check_initialized)
+
+    return call
+
+
 class MegatronAdapter:
-    """The adapter of hardware that megatron-core knows: quiet imports, and nothing to rebind."""
+    """The adapter of hardware that megatron-core knows."""
 
     modules: ClassVar[Sequence[str]] = MODULES
     # Of the process, not of an instance: there is one megatron-core, and every caller gets its own adapter.
@@ -193,7 +206,14 @@ class MegatronAdapter:
 
     def table(self) -> list[Rebinding]:
         """What to rebind, in order. Called after the imports."""
-        return [NOISE]
+        return [
+            NOISE,
+            Everywhere(
+                "megatron.core.utils:get_tensor_model_parallel_group_if_none",
+                group_without_warning,
+                "rank 0 warns whenever a layer asks for the default group, and a warning ends a compiled graph",
+            ),
+        ]
 
     def apply(self) -> None:
         """Import megatron-core and carry out the table. Does nothing if that is done already."""

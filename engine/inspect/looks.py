@@ -20,7 +20,8 @@ class Looks:
         self._profiler: Profiler | None = None
         self._layers: LayerDump | None = None
         if run.profile.name == "true":
-            self._profiler = Profiler(run.profile.steps, start, context.hardware, context.run_dir, rank, say)
+            chosen, end = run.profile.steps, run.schedule.steps
+            self._profiler = Profiler(chosen, start, end, context.hardware, context.run_dir, rank, say)
         if run.debug.dump == "layers":
             self._layers = LayerDump(backend.modules(), run.debug.steps, context.comm, context.run_dir)
             if rank == 0:

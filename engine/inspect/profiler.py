@@ -40,13 +40,14 @@ class Profiler:
         self,
         steps: Optional[list[int]],
         start: int,
+        end: int,
         hardware: Hardware,
         run_dir: Path,
         rank: int,
         say: Callable[[str], None],
     ) -> None:
-        """`steps` None: the third to fifth after `start`, the step that the run goes on from."""
-        self._spans = spans(list(range(start + FIRST, start + LAST + 1)) if steps is None else steps)
+        """`steps` None: the third to fifth after `start`, the step that the run goes on from, up to `end`, its last."""
+        self._spans = spans(list(range(start + FIRST, min(start + LAST, end) + 1)) if steps is None else steps)
         self._hardware, self._folder, self._rank, self._say = hardware, run_dir / FOLDER, rank, say
         self._running: Optional[tuple[int, Any]] = None
 

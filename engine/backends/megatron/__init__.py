@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from engine.backends.compiled import check
 from engine.family import Family, load_dotted
 from engine.lora.names import trained_adapters, with_adapters
 from engine.schema import Run
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBackend:
     """See `engine.backends.base.Builder`. Close the backend before building another in the same process."""
+    check(run, hardware)
     hardware.megatron().apply()  # before anything imports megatron-core
     from engine.backends.megatron import groups
     from engine.backends.megatron.backend import MegatronBackend
+    from engine.backends.megatron.fuse import fuse
 
     groups.start(run)
     try:
@@ -38,7 +41,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> MegatronBa
             for chunk in chunks:
                 attach(chunk, weight_map, adapters)
             weight_map = with_adapters(weight_map, adapters)
-        return MegatronBackend(run, chunks, weight_map, device, mode)
+        kernels = fuse(run, hardware, chunks) if mode == "train" else {}
+        return MegatronBackend(run, chunks, weight_map, device, mode, kernels, hardware.supports("fused_adamw"))
     except BaseException:
         groups.stop()
         raise

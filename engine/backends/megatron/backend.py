@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,14 @@ class MegatronBackend:
     """One rank's stage of a model, or its virtual stages; the optimizer and the layout."""
 
     def __init__(
-        self, run: Run, chunks: Sequence[CausalLM], weight_map: WeightMap, device: torch.device, mode: str
+        self,
+        run: Run,
+        chunks: Sequence[CausalLM],
+        weight_map: WeightMap,
+        device: torch.device,
+        mode: str,
+        kernels: Mapping[str, str],
+        fused_adamw: bool,
     ) -> None:
         """`chunks` are the virtual stages of an interleaved pipeline, in order, or the only stage."""
         self._run, self._mode, self._device = run, mode, device
@@ -58,11 +65,12 @@ class MegatronBackend:
         self.published = weight_map.published
         self._sources = source_names(run)
         # The plugin's own are not chosen among; what single layers chose.
-        self.kernels = {k: v for chunk in chunks for m in chunk.modules() for k, v in getattr(m, "kernels", {}).items()}
+        modules = (module for chunk in chunks for module in chunk.modules())
+        self.kernels = {k: v for m in modules for k, v in getattr(m, "kernels", {}).items()} | dict(kernels)
         self.parameters_total = sum(math.prod(shape) for shape in weight_map.parameters.values())
         if mode == "train":
             self._wrap(run.parallelism.strategy == "zero1", run.parallelism.overlap)
-            self._optimizer = AdamW(run, self._model)
+            self._optimizer = AdamW(run, self._model, fused_adamw)
 
     def _wrap(self, sharded: bool, overlap: bool) -> None:
         """Gradients in fp32 buffers, summed over data- and context-parallel ranks."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from engine.errors import UserError
 from engine.schema import Run
@@ -27,6 +28,7 @@ def start(run: Run) -> None:
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(run.seed)
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None  # of the last model in this process; shapes differ
 
 
 def check(run: Run, world: int) -> None:

@@ -20,6 +20,7 @@ from engine.backends.megatron.mtp import Ahead, PredictorSpec, attach, look_ahea
 from engine.backends.megatron.rope import Rope, Ropes
 from engine.backends.megatron.spec import mark_shares
 from engine.data.batch import IGNORE, Batch, sample_rows
+from hardware.kernels.linear_cross_entropy import LinearCrossEntropy
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ def flatten(
 class ModelOutput:
     """What the last pipeline stage computes."""
 
-    loss_T: Tensor  # fp32, in nats; 0 where there is no label
+    loss_P: Tensor  # fp32, in nats, of each token (0 where there is no label), or summed over each of `rows_P`
     logits_BSV: Tensor | None  # fp32, gathered over tensor- and context-parallel ranks, padding cut off
-    ahead_DT: Tensor | None = None  # as `loss_T`, of each layer for multi-token prediction
+    ahead_DP: Tensor | None = None  # as `loss_P`, of each layer for multi-token prediction
     ahead_weight: float = 0.0  # of the mean over those layers
+    rows_P: Tensor | None = None  # int64, the row that each loss is of; negative for padding; None: of all rows
 
 
 class CausalLM(GPTModel):
@@ -129,6 +131,8 @@ class CausalLM(GPTModel):
         self.published_vocab_size = vocab_size
         self._padding_token = padding_token
         self.predictor_spec = predictors
+        self.linear_loss: LinearCrossEntropy | None = None  # in the place of logits and their loss
+        self.loss_by_row = False  # whether it tells rows apart
 
     def forward(self, batch: FlatBatch) -> Tensor | ModelOutput:
         rope = self.rope(batch.positions_T)
@@ -140,14 +144,14 @@ class CausalLM(GPTModel):
         )
         if not self.post_process:
             return hidden
-        logits = self.logits(hidden)
-        # Before the loss, which works in place.
-        gathered = self._gather(logits.detach(), batch.documents) if batch.want_logits else None
-        loss = self.loss_of(logits, batch.labels_T1)
+        gathered = None
+        if batch.want_logits:
+            gathered = self._gather(self.logits(hidden.detach()).detach(), batch.documents)
+        loss, rows = self.losses(hidden, batch.labels_T1, batch.documents)
         if not batch.ahead:
-            return ModelOutput(loss, gathered)
+            return ModelOutput(loss, gathered, rows_P=rows)
         ahead = predict(self, hidden, batch.ahead, rope, batch.documents)
-        return ModelOutput(loss, gathered, ahead, self.predictor_spec.weight)
+        return ModelOutput(loss, gathered, ahead, self.predictor_spec.weight, rows)
 
     def logits(self, hidden_T1H: Tensor) -> Tensor:
         """[T, 1, V], this rank's share of the vocabulary."""
@@ -177,6 +181,19 @@ class CausalLM(GPTModel):
         supervised = labels_T1 != IGNORE
         loss = vocab_parallel_cross_entropy(logits_T1V, labels_T1.where(supervised, 0))
         return loss.where(supervised, 0.0).squeeze(1)
+
+    def losses(self, hidden_T1H: Tensor, labels_T1: Tensor, documents: Documents) -> tuple[Tensor, Tensor | None]:
+        """`ModelOutput.loss_P` and `rows_P`."""
+        if self.linear_loss is None:
+            return self.loss_of(self.logits(hidden_T1H), labels_T1), documents.rows_t
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        hidden, labels = hidden_T1H.squeeze(1), labels_T1.squeeze(1)
+        if not self.loss_by_row:
+            return self.linear_loss(hidden, weight, labels).reshape(1), None
+        rows = zip(hidden.split(documents.length), labels.split(documents.length), strict=True)
+        losses = [self.linear_loss(hidden, weight, labels) for hidden, labels in rows]
+        return torch.stack(losses), torch.arange(len(losses), device=hidden.device)
 
     def _gather(self, logits_T1V: Tensor, documents: Documents) -> Tensor:
         whole = gather_from_tensor_model_parallel_region(logits_T1V, group=self.pg_collection.tp)

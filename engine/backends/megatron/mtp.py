@@ -159,7 +159,7 @@ def freeze(model: CausalLM) -> None:
 
 
 def predict(model: CausalLM, hidden_T1H: Tensor, ahead: Sequence[Ahead], rope: Any, documents: Documents) -> Tensor:
-    """The loss of every token at every depth, fp32 [D, T], in nats; 0 without a label.
+    """The loss at every depth, fp32 [D, P], in nats: of every token (0 without a label), or of all of them.
 
     Each depth goes on from the one before, the first from what the model's head reads.
     """
@@ -169,7 +169,7 @@ def predict(model: CausalLM, hidden_T1H: Tensor, ahead: Sequence[Ahead], rope: A
         rows_t = documents.rows_t
         rows = replace(documents, rows_t=None if rows_t is None else rows_t.where(one.real_T, -1))
         hidden_T1H = predictor(hidden_T1H, embedded, rope, rows)
-        losses.append(model.loss_of(model.logits(hidden_T1H), one.labels_T1))
+        losses.append(model.losses(hidden_T1H, one.labels_T1, documents)[0])
     return torch.stack(losses)
 
 

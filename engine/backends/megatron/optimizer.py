@@ -34,8 +34,8 @@ class Share:
 class AdamW:
     """torch's AdamW with weight decay on matrices only, and the gradient norm over all ranks."""
 
-    def __init__(self, run: Run, models: Sequence[DistributedDataParallel]) -> None:
-        """`models` are the virtual stages of this rank, or the only one."""
+    def __init__(self, run: Run, models: Sequence[DistributedDataParallel], fused: bool = False) -> None:
+        """`models` are the virtual stages of this rank, or the only one. `fused`: by torch's one kernel for all."""
         settings, bf16 = run.optim, run.precision.name == "bf16"
         self._clip = settings.clip_grad
         self._models = models
@@ -61,6 +61,8 @@ class AdamW:
         for group in self._optimizer.param_groups:
             # megatron-core leaves this product to its own scheduler of learning rates.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+            if fused and not settings.offload:
+                group["fused"], group["foreach"] = True, False
         self.set_updates(0)
 
     def zero_grad(self) -> None:
@@ -109,13 +111,14 @@ class AdamW:
             inner = optimizer.optimizer
             if isinstance(inner, HybridDeviceOptimizer):
                 share_states(inner)
-            for parameter in (p for group in inner.param_groups for p in group["params"]):
+            for parameter, fused in ((p, group.get("fused")) for group in inner.param_groups for p in group["params"]):
                 state: dict[str, Any] = inner.state[parameter]
                 for moment in MOMENTS:
                     if moment not in state:
                         state[moment] = torch.zeros_like(host_copy(inner, parameter).detach())
                 # A tensor for each: AdamW counts in place, and one shared by all would count once for every parameter.
-                state["step"] = torch.tensor(float(updates))
+                place = parameter.device if fused else None  # torch's fused kernel counts on the device
+                state["step"] = torch.tensor(float(updates), device=place)
 
     @torch.no_grad()
     def main_to_model(self) -> None:

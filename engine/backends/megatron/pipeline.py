@@ -27,7 +27,7 @@ class MicroResult:
     loss_sum: Tensor  # fp64 scalar on the device
     num_tokens: int  # supervised
     logits_BSV: Tensor | None  # on the CPU, where `holds_logits()`
-    rows_B: Tensor  # loss sum of each row, fp64
+    rows_B: Tensor | None  # loss sum of each row, fp64, where rows are told apart
     ahead_D2: Tensor | None = None  # of each layer for multi-token prediction: loss sum and supervised tokens, fp64
 
 
@@ -97,24 +97,25 @@ def forward_step(batches: Iterator[FlatBatch], model: Any) -> tuple[Any, Any]:
 
 def loss_of(batch: FlatBatch, output: ModelOutput) -> tuple[Tensor, Tensor, MicroResult]:
     """The loss to differentiate, the tokens to divide it by in the end, and what to report."""
-    tokens = torch.tensor(batch.num_tokens, dtype=torch.int, device=output.loss_T.device)
+    tokens = torch.tensor(batch.num_tokens, dtype=torch.int, device=output.loss_P.device)
     logits = output.logits_BSV.cpu() if output.logits_BSV is not None and holds_logits() else None
-    losses, count = output.loss_T.detach().double(), batch.documents.rows
-    of_row = batch.documents.rows_t.where(batch.documents.rows_t >= 0, count)  # padding: of one row more
-    rows = losses.new_zeros(count + 1).index_add_(0, of_row, losses)[:count]
+    losses, count, rows = output.loss_P.detach().double(), batch.documents.rows, None
+    if output.rows_P is not None:
+        of_row = output.rows_P.where(output.rows_P >= 0, count)  # padding: of one row more
+        rows = losses.new_zeros(count + 1).index_add_(0, of_row, losses)[:count]
     result = MicroResult(losses.sum(), batch.num_tokens, logits, rows, ahead_of(batch, output))
-    learned = output.loss_T.sum()
-    if output.ahead_DT is not None:
-        learned = learned + output.ahead_weight * output.ahead_DT.sum() / len(output.ahead_DT)
+    learned = output.loss_P.sum()
+    if output.ahead_DP is not None:
+        learned = learned + output.ahead_weight * output.ahead_DP.sum() / len(output.ahead_DP)
     return learned, tokens, result
 
 
 def ahead_of(batch: FlatBatch, output: ModelOutput) -> Tensor | None:
     """See `MicroResult.ahead_D2`."""
-    if output.ahead_DT is None:
+    if output.ahead_DP is None:
         return None
     counts = torch.stack([(one.labels_T1 != IGNORE).sum() for one in batch.ahead])
-    return torch.stack([output.ahead_DT.detach().double().sum(1), counts.double()], dim=1)
+    return torch.stack([output.ahead_DP.detach().double().sum(1), counts.double()], dim=1)
 
 
 def reports() -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.distributed as dist
 
+from engine.backends.compiled import check, compile_method
 from engine.backends.native import attention, lora, sparse
 from engine.backends.native.backend import NativeBackend
 from engine.backends.native.balancing import Balancing
@@ -30,9 +30,6 @@ from engine.schema import Run
 from hardware.base import Hardware
 from hardware.kernels.registry import choose
 
-# Share of the activations that compiled layers keep for the backward pass; the cheapest are computed again. On an H200
-# 0.9 takes 9 GiB less than 1 for Qwen3-1.7B at 16,384 tokens, in the same time.
-KEPT_ACTIVATIONS = 0.9
 FUSED = ("swiglu", "linear_cross_entropy", "split_adamw")  # operations that stand in the place of torch's own
 NOT_FUSED = (
     "kernels.strict=true: several replicas compute with torch's own operations (autocast), not with the hardware's "
@@ -97,9 +94,8 @@ def build(run: Run, family: Family, hardware: Hardware, mode: str) -> NativeBack
         attach_delta_rule(recurrent, choice.kernel.load())
     recompute(model, run.parallelism.recompute)
     if run.precision.compile:
-        functorch_config.activation_memory_budget = KEPT_ACTIVATIONS
         for layer in layers(model):
-            layer.forward = torch.compile(layer.forward)  # its hooks, which gather the parameters, stay outside
+            compile_method(layer)  # hooks that gather parameters stay outside
 
     strategy = _strategy(run, hardware, model, device, (rank, ranks), bf16, mode)
     for shard in (*strategy.shards, *buffers):
@@ -160,5 +156,4 @@ def _check(run: Run, hardware: Hardware) -> None:
             )
     if layout.strategy not in ("ddp", "zero1", "fsdp", "hsdp"):
         raise UserError(f"parallelism.strategy={layout.strategy} is not known; ddp, zero1, fsdp or hsdp would be right")
-    if run.precision.compile and not hardware.supports("compile"):
-        raise UserError(f"precision.compile=true: hardware={hardware.name} does not compile; false would be right here")
+    check(run, hardware)

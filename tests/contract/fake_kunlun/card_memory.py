@@ -7,6 +7,7 @@ from functools import wraps
 
 import torch
 import torch._dynamo  # looks at torch.cuda's classes when it is imported, so it comes before they change
+from torch.utils._device import _device_constructors
 
 from hardware.cpu.megatron import FACTORIES, CudaOnCpu, is_accelerator, on_cpu
 
@@ -30,6 +31,7 @@ def give_devices() -> None:
 
 def give_tensors() -> None:
     """Source: none, a card's own part: a tensor for a card is made, moved and named as a card would have it."""
+    _device_constructors()  # it remembers torch's own functions, without which `with torch.device(...)` does nothing
     for name in FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))
     for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
