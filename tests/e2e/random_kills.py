@@ -124,17 +124,19 @@ def main(folder: Path, kills: int, seed: int, ranks: int) -> dict[str, Any]:
     assert attempt([*small, "run_id=whole"], log, None) == 0, log.read_text()
     usual = time.monotonic() - begin
     whole = commands.exact(homes / "whole/metrics.jsonl")
-    done, in_save, runs, read, resumed = 0, 0, 0, 0, 0
+    done, in_save, runs, read, resumed, early = 0, 0, 0, 0, 0, 0
     while done < kills:
         runs += 1
         name, status = f"run{runs}", None
         while status is None:
-            delay = dice.uniform(0.1, usual) if done < kills else None
+            # Longer where nothing was saved yet: the machine may be slower than it was.
+            delay = dice.uniform(0.1, usual) * (1 + early) if done < kills else None
             saves = homes / name / "checkpoints" if delay is not None and dice.random() < 0.5 else None
             status = attempt([*small, f"run_id={name}", "checkpoint.resume=auto"], log, delay, saves)
             done += status is None
             in_save += status is None and bool(list((homes / name / "checkpoints").glob("*.tmp")))
             found = readable(homes / name)
+            early = 0 if found else early + 1
             read, resumed = read + found, resumed + (status is None and found > 0)
         assert status == 0, log.read_text()[-3000:]
         assert commands.exact(homes / name / "metrics.jsonl") == whole, f"{name} is not what the whole run is"
