@@ -65,8 +65,11 @@ def _root_cause(log: Path) -> Verdict | None:
     """
     text = log.read_text(errors="replace") if log.is_file() else ""
     seen = [(datetime.strptime(f["time"], "%Y-%m-%d_%H:%M:%S"), f) for f in FAILURE.finditer(text)]
+    if not seen:
+        return None
+    latest = min(time for time, _ in seen) + SAME
     for time, found in seen:
         number = -int(found["code"])
-        if number > 0 and number != signal.SIGTERM and time - min(seen, key=lambda one: one[0])[0] <= SAME:
+        if number > 0 and number != signal.SIGTERM and time <= latest:
             return failure(f"rank {found['rank']}", 128 + number, None, None)
     return None

@@ -6,10 +6,12 @@ is shown is that they are in the right places. Everything computes in fp32, wher
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo.utils import counters
 
 from engine.backends.megatron import fuse
 from hardware.cpu import Cpu
@@ -42,11 +44,21 @@ def train(plan: Plan, by_row: bool, **arguments: Any) -> tuple[Any, Any, int]:
         return kernels
 
     put_in = fuse.fuse
+    counters.clear()
     with (
+        mock.patch.dict(os.environ, {"TORCHDYNAMO_DISABLE": "0"}),  # the rank processes do without
         mock.patch.object(Cpu, "supports", lambda _, what: what in ("compile", "fused_adamw")),
         mock.patch.object(fuse, "compile_method", compile_method),
         mock.patch.object(fuse, "fuse", without_logits),
     ):
         curve, state, _ = megatron_ranks.train(plan, **arguments)
     torch.compiler.reset()
+    assert counters["stats"]["unique_graphs"], "nothing was compiled"
     return curve, state, compiled
+
+
+def chosen(cp: int, sources: tuple[str, ...]) -> dict[str, str]:
+    """The operations that a bf16 run of no layers is given."""
+    run = megatron_ranks.Plan({"cp": cp}, precision="bf16").run()
+    with mock.patch.object(fuse, "source_names", lambda _: sources):
+        return fuse.fuse(run, Cpu(), [])

@@ -21,16 +21,18 @@ LOSS = "linear_cross_entropy"
 def fuse(run: Run, hardware: Hardware, chunks: Sequence[CausalLM]) -> dict[str, str]:
     """Compile the layers, if the run asks for it, and never hold the logits of a micro-batch; what was chosen.
 
-    Only in bf16: single precision computes by the definition. Ranks that share the vocabulary need the logits.
+    Only in bf16: single precision computes by the definition. Ranks that share the vocabulary need the logits, and so
+    do ranks that share rows whose losses are told apart.
     """
     if run.precision.compile:
         for layer in (layer for chunk in chunks for layer in chunk.decoder.layers):
             compile_layer(layer)
-    if run.precision.name != "bf16" or run.parallelism.tp > 1:
+    by_row, layout = bool(source_names(run)), run.parallelism
+    if run.precision.name != "bf16" or layout.tp > 1 or (by_row and layout.cp > 1):
         return {}
     choice = choose(LOSS, hardware.kernels(), run.precision.name, run.kernels.strict)
     for chunk in chunks:
-        chunk.linear_loss, chunk.loss_by_row = choice.kernel.load(), bool(source_names(run))
+        chunk.linear_loss, chunk.loss_by_row = choice.kernel.load(), by_row
     return {LOSS: str(choice)}
 
 

@@ -146,8 +146,11 @@ class CausalLM(GPTModel):
             return hidden
         gathered = None
         if batch.want_logits:
-            gathered = self._gather(self.logits(hidden.detach()).detach(), batch.documents)
-        loss, rows = self.losses(hidden, batch.labels_T1, batch.documents)
+            logits, rows = self.logits(hidden), batch.documents.rows_t
+            gathered = self._gather(logits.detach(), batch.documents)  # before the loss, which works in place
+            loss = self.loss_of(logits, batch.labels_T1)
+        else:
+            loss, rows = self.losses(hidden, batch.labels_T1, batch.documents)
         if not batch.ahead:
             return ModelOutput(loss, gathered, rows_P=rows)
         ahead = predict(self, hidden, batch.ahead, rope, batch.documents)
@@ -191,6 +194,7 @@ class CausalLM(GPTModel):
         hidden, labels = hidden_T1H.squeeze(1), labels_T1.squeeze(1)
         if not self.loss_by_row:
             return self.linear_loss(hidden, weight, labels).reshape(1), None
+        hidden, labels = hidden[: documents.tokens], labels[: documents.tokens]  # what follows is padding
         rows = zip(hidden.split(documents.length), labels.split(documents.length), strict=True)
         losses = [self.linear_loss(hidden, weight, labels) for hidden, labels in rows]
         return torch.stack(losses), torch.arange(len(losses), device=hidden.device)
